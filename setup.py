@@ -101,18 +101,24 @@ class BuildNative(build_ext):
 
         if hasattr(self.compiler, "initialize") and not getattr(self.compiler, "initialized", False):
             self.compiler.initialize()
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
+        at_once = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+        with ThreadPoolExecutor(at_once) as pool:
             futures = {path: pool.submit(objects, path) for path in sources(self.machine()) if path not in LAST}
         built = []
         for path, future in futures.items():
             error = future.exception()
             if error is None:
                 built += future.result()
-            elif not instruction_set(path) or MODE == "1":
+                continue
+            try:  # once more, alone: beside others it may have been killed for want of memory
+                built += objects(path)
+                continue
+            except RuntimeError as again:
+                error = again
+            if not instruction_set(path) or MODE == "1":
                 raise error
-            else:
-                print(f"streamspec: this compiler cannot build {path.name}: left out", file=sys.stderr)
-                defines.append((f"STREAMSPEC_WITHOUT_{set_name(path).upper()}", None))
+            print(f"streamspec: this compiler cannot build {path.name}: left out", file=sys.stderr)
+            defines.append((f"STREAMSPEC_WITHOUT_{set_name(path).upper()}", None))
         left_out = "".join(f" {name}" for name, _ in defines)  # by this compiler: the next one may build it
         defines.append(("STREAMSPEC_SOURCES", f'"{stamp}{left_out}"'))
         return built + [file for path in LAST for file in objects(path)]

@@ -30,13 +30,15 @@ def passages(books: Path, session: Session, tokens: int, count: int) -> list[lis
     with gzip.open(books, "rt", encoding="utf-8") as lines:
         texts = [json.loads(line)["text"] for line in lines]
     rng.shuffle(texts)
-    while len(found) < count:
-        text = texts[len(found) % len(texts)]
+    for number in range(20 * max(count, len(texts))):
+        if len(found) == count:
+            return found
+        text = texts[number % len(texts)]
         start = rng.randrange(max(1, len(text) - 8 * tokens))
         ids = session.tokenizer.encode(text[start : start + 8 * tokens]).ids[:tokens]
         if len(ids) == tokens:
             found.append(ids)
-    return found
+    raise SystemExit(f"{books} has {len(found)} texts of {tokens} tokens; expected {count}")
 
 
 def answer(

@@ -97,7 +97,7 @@ def bytes_in(folder: Path) -> int:
 def first_word(arguments: argparse.Namespace, cache: Path) -> tuple[float, int]:
     """Seconds and memory of `streamspec generate` of one token."""
     command = [sys.executable, "-P", "-m", "streamspec", "generate", arguments.file, "Hello", "--max-new-tokens", "1"]
-    command += ["--precision", arguments.precision] if arguments.precision else []
+    command += ["--threads", arguments.threads, *(["--precision", arguments.precision] if arguments.precision else [])]
     log = (arguments.work / "logs" / "same-file-start.log").open("wb")
     process = subprocess.Popen(
         [*map(str, command)], env={**os.environ, "STREAMSPEC_CACHE": str(cache)}, stdout=log, stderr=log
@@ -370,6 +370,10 @@ def main() -> None:
     if arguments.type is not None:
         arguments.file = in_type(arguments.file, arguments.type, arguments.work)
     found: dict[str, Any] = json.loads(arguments.out.read_text()) if arguments.out.exists() else {}
+    same = {"file": arguments.file.name, "bytes": arguments.file.stat().st_size, "threads": arguments.threads}
+    same |= {"precision": arguments.precision, "alone": arguments.alone}
+    if found.setdefault("asked", same) != same:
+        parser.error(f"{arguments.out} is of another file or other options: give another --out")
     with tempfile.TemporaryDirectory() as folder:
         cache = Path(folder) / "cache"
         if "start" not in arguments.parts:

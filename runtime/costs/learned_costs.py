@@ -137,6 +137,9 @@ class LearnedRowCosts(RowCosts):
                 self._cached = cached
                 self._make()
 
+    def apart(self) -> RowCosts:
+        return LearnedRowCosts(self.rows, self.drafter, self.known)
+
     def observe(self, rows: int, calls: float, seconds: float, cached: int, later: bool = False) -> None:
         if rows > self.rows or not 0 < seconds < math.inf or not self._lock.acquire(blocking=False):
             return
@@ -329,8 +332,11 @@ class PaddedRowCosts(LearnedRowCosts):
         keep: Callable[[LearnedRowCosts, bool], None] | None = None,
     ) -> None:
         padded = [next(count for count in counts if count >= number) for number in range(1, rows + 1)]
-        self._padded = np.minimum(padded, rows)
+        self._padded, self._counts = np.minimum(padded, rows), counts
         super().__init__(rows, False, known, keep)
+
+    def apart(self) -> RowCosts:
+        return PaddedRowCosts(self._counts, self.rows, self.known)
 
     def observe(self, rows: int, calls: float, seconds: float, cached: int, later: bool = False) -> None:
         if 1 <= rows <= self.rows:

@@ -72,6 +72,10 @@ class RowCosts:
         """`without_drafter` and `price` with so many tokens in the cache."""
         return self.without_drafter, self.price
 
+    def apart(self) -> RowCosts:
+        """Costs that begin with what is known of these, learn by themselves and are kept nowhere."""
+        return self
+
     def begin(self, cached: int = 0) -> None:
         """Begins an answer, after a prompt of `cached` tokens."""
 

@@ -22,8 +22,8 @@ _INSTRUCTION_SETS = {"avx2", "avx512f", "avx512_vnni", "avx_vnni", "amx_int8", "
 def physical_cores() -> int:
     """Physical cores this process may use: a second thread on a core slows matrix products down."""
     usable = logical_cores()
-    cores = _linux_cores()
-    if cores is None:  # Apple silicon has no second threads; Windows and older Macs mostly do
+    cores = _linux_cores() or _windows_cores()
+    if cores is None:  # Apple silicon has no second threads; older Macs mostly do
         halves = platform.machine().lower() in ("amd64", "x86_64") and platform.system() != "Linux"
         cores = max(1, (os.cpu_count() or 1) // 2) if halves else usable
     return max(1, min(usable, cores))
@@ -124,10 +124,31 @@ def _brand_on_macos() -> str:
 
 
 def _linux_cores() -> int | None:
-    usable = {str(number) for number in os.sched_getaffinity(0)} if hasattr(os, "sched_getaffinity") else None
-    fields = [f for f in _cpuinfo() if usable is None or f.get("processor") in usable]
+    fields = [f for f in _cpuinfo() if "processor" in f]
+    if hasattr(os, "sched_getaffinity"):
+        usable = {str(number) for number in os.sched_getaffinity(0)}
+        mine = [f for f in fields if f["processor"] in usable]
+        if len(mine) < len(usable):  # a container's file (lxcfs) numbers its own processors anew
+            mine = fields if len(fields) <= len(usable) else []
+        fields = mine
     pairs = {(f["physical id"], f["core id"]) for f in fields if "physical id" in f and "core id" in f}
     return len(pairs) or None
+
+
+def _windows_cores() -> int | None:
+    """Counts the records of `RelationProcessorCore`, each of two DWORDs, the second its size, and more."""
+    tell = getattr(getattr(getattr(ctypes, "windll", None), "kernel32", None), "GetLogicalProcessorInformationEx", None)
+    if tell is None:
+        return None
+    size = ctypes.c_ulong(0)
+    tell(0, None, ctypes.byref(size))
+    data = ctypes.create_string_buffer(max(1, size.value))
+    if not tell(0, data, ctypes.byref(size)):
+        return None
+    count = at = 0
+    while at < size.value:
+        count, at = count + 1, at + max(8, int.from_bytes(data.raw[at + 4 : at + 8], "little"))
+    return count or None
 
 
 def _cpuinfo() -> list[dict[str, str]]:

@@ -27,6 +27,7 @@ ROWS = (8, 4, 16, 2, 6, 12, 24, 32, 48, 64)  # most telling first: a slow model 
 FEW = ROWS[:3]  # tell providers apart
 BUDGET = 0.5  # seconds
 ROUNDS = 8
+SLOWER, LONGEST = 10, 5.0  # times the budget and seconds, at most, where enough rounds take longer than that
 ENOUGH = 3  # rounds that make a measurement worth keeping
 LOOKUP = tuple((max(0, i - 1), 0, 1.0) for i in range(CONTINUATION + 1))  # the chain that n-grams alone draft
 
@@ -103,7 +104,6 @@ def measure(
     Medians of interleaved rounds. Row counts that the time budget does not reach are left out.
     """
     runner.model.settle()
-    started = time.perf_counter()
     context = max(1, min(context, most_context(runner)))
     runner.reset()
     runner.prefill(StepRequest([1 % runner.vocab_size] * context))
@@ -111,17 +111,22 @@ def measure(
     trees = {1: ROOT_ONLY} | {n: DraftTree.from_nodes(nodes, n) for n in counts if runner.rows is None}
     trees = {n: t for n, t in trees.items() if n == 1 or context + t.depth + runner.gamma < runner.context_length}
     samples: dict[int, list[float]] = {count: [] for count in trees}
-    for _ in range(rounds + 1):
+    started = time.perf_counter()  # the prompt is no part of it
+    for turn in range(rounds + 1):
         for count, tree in trees.items():
             measured = sum(map(bool, samples.values()))
+            if turn and not samples[count]:
+                continue  # begun in the first round or not at all
             if time.perf_counter() - started < budget or measured < min(2, len(trees)):
                 samples[count].append(_time_step(runner, tree, context))
+        if not turn:  # a slow model gets the time for enough rounds
+            budget = max(budget, min(SLOWER * budget, LONGEST, (ENOUGH + 2) * (time.perf_counter() - started)))
     runner.reset()
     # The first call of a shape warms up; where there was no time for a second one, it has to do.
     costs = {count: statistics.median(seconds[1:] or seconds) for count, seconds in sorted(samples.items()) if seconds}
     if runner.rows is not None:  # every step is the same call
         costs |= dict.fromkeys(counts, costs[1])
-    return costs, min(map(len, samples.values())) > ENOUGH
+    return costs, min(len(seconds) for seconds in samples.values() if seconds) > ENOUGH
 
 
 def _row_counts(runner: OrtRunner, most: int, rows: Sequence[int]) -> list[int]:

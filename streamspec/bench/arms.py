@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from streamspec.runtime.costs.row_costs import RowCosts
 from streamspec.runtime.decoding.model_runner import Pruning
 from streamspec.runtime.decoding.policy import AdaptiveState, DecodingPolicy
 from streamspec.runtime.sampling.sampling_params import GREEDY, Sampling
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from streamspec.runtime import Completion, Session
 
 SAMPLE_ROWS = 2000  # rows that the wide / narrow comparison covers, where the prompts have as many
+MOST_LOGITS = 1 << 26  # of a text that are held at once
 MARGIN_FACTOR = 2.0  # both of the two best logits may be off, in opposite directions
 
 
@@ -40,6 +42,7 @@ class Arm:
     pruning: Pruning | None = None
     adaptive: Callable[[DecodingPolicy], AdaptiveState] = AdaptiveState
     _learned: tuple[DecodingPolicy, AdaptiveState] | None = field(default=None, init=False, repr=False)
+    _costs: RowCosts | None = field(default=None, init=False, repr=False)
 
     def begin_pass(self) -> None:
         """Forgets what its answers have taught of texts, as a new process would not know it. What steps cost stays."""
@@ -61,7 +64,11 @@ class Arm:
         policy = self.session.policy.unlearned()
         if self.rows is not None:  # without costs every step takes all rows
             policy = replace(policy, rows=self.rows, costs=None)
-        return policy if self.pruning is None else replace(policy, pruning=self.pruning)
+        if self.pruning is None:
+            return policy
+        if policy.costs is not None:  # those of pruned steps would mislead others, and be kept
+            self._costs = self._costs or policy.costs.apart()
+        return replace(policy, pruning=self.pruning, costs=self._costs)
 
 
 class SessionTieBreaker:
@@ -97,7 +104,7 @@ def wide_narrow_difference(session: Session, texts: Sequence[Sequence[int]], row
     for text in texts:
         if compared >= rows:
             break
-        ids = list(text)[: rows - compared]
+        ids = list(text)[: min(rows - compared, max(64, MOST_LOGITS // session.manifest.model.vocab_size))]
         wide = session.score(ids)
         for narrow, row in zip(session.score_one_by_one(ids), wide, strict=True):
             known = row > -np.inf  # rows of the vocabulary that are no token have no logit

@@ -81,6 +81,8 @@ def bench(
     forced = [Arm(f"{n} rows", session, True, sampling, n) for n in rows]
     forced += [Arm(_name(rule), session, True, sampling, pruning=rule) for rule in pruning]
     others = [Arm(str(path), load(path, plain), False, sampling) for path in also]
+    for arm in others:
+        check_length(cases, arm.session)
     compared = [Arm(PLAIN, session, False, sampling), Arm(SPECULATIVE, session, True, sampling)]
     check_names([*compared, *forced, *others])
     record = run_passes([*compared, *forced, *others], cases, repeats, max_new_tokens)

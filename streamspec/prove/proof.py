@@ -22,7 +22,7 @@ from streamspec.runtime.options import LoadKwargs, LoadOptions
 from streamspec.runtime.sampling.sampling_params import GREEDY, Sampling
 
 if TYPE_CHECKING:
-    from streamspec.runtime import Session
+    from streamspec.runtime import Completion, Session
 
 ANSWER = 128  # tokens of an answer, at most
 TOGETHER = 4  # answers that share calls
@@ -40,6 +40,7 @@ ADJUSTED = replace(FILTERED, frequency_penalty=0.3, presence_penalty=0.2, logit_
 WAYS = {
     "greedy": GREEDY,
     "sampled": Sampling(temperature=1.0, seed=0),
+    "nucleus": replace(FILTERED, repetition_penalty=1.0),
     "filtered": FILTERED,
     "adjusted": ADJUSTED,
 }
@@ -104,29 +105,39 @@ def prove(
 def _answers(session: Session, asked: Sequence[list[int]], tokens: int, way: str, sampling: Sampling) -> list[Check]:
     """Compares answers with drafts, and answers in shared calls, with plain ones."""
     drafts, shared = Check(f"{way} answers with drafts", "tokens"), Check(f"{way} answers in shared calls", "tokens")
-    prompts, plain = list(asked), list[list[int]]()
+    prompts, plain, steps = list(asked), list[list[int]](), 0
     with counted(f"{way} answers", tokens) as add:
         for number, prompt in enumerate(prompts):
-            plain.append(_answer(session, prompt, sampling, speculate=False))
-            _compare(drafts, number, plain[-1], _answer(session, prompt, sampling))
+            plain.append(_answer(session, prompt, sampling, speculate=False).token_ids)
+            drafted = _answer(session, prompt, sampling)
+            _compare(drafts, number, plain[-1], drafted.token_ids)
+            steps += drafted.stats.steps
             add(len(plain[-1]))
             if drafts.compared >= tokens:
                 break
             longer = [*prompt, *plain[-1]]  # goes on: other tokens, a longer context
             prompts.append(longer if len(longer) + ANSWER < session.context_length else asked[number % len(asked)])
+    _note(drafts, steps, "verified drafts", f"nothing was drafted: {session.speculation}")
     if session.runner.model.sharing is None:
         shared.note = "on this provider its answers share no calls"
         return [drafts, shared]
     answers = session.generate(prompts[: len(plain)], max_new_tokens=ANSWER, sampling=sampling)
     for number, (expected, answer) in enumerate(zip(plain, answers, strict=True)):
         _compare(shared, number, expected, answer.token_ids)
-    shared.note = f"{sum(answer.stats.shared_steps for answer in answers)} steps were shared"
+    steps = sum(answer.stats.shared_steps for answer in answers)
+    _note(shared, steps, "were shared", "no call was shared")
     return [drafts, shared]
 
 
-def _answer(session: Session, prompt: list[int], sampling: Sampling, speculate: bool = True) -> list[int]:
+def _note(check: Check, steps: int, what: str, otherwise: str) -> None:
+    """Notes how many steps were what a check is for; where none was, equal answers are no proof of it."""
+    check.note = f"{steps} steps {what}" if steps or check.different else otherwise
+    check.compared = check.compared if steps or check.different else 0
+
+
+def _answer(session: Session, prompt: list[int], sampling: Sampling, speculate: bool = True) -> Completion:
     session.forget()
-    return session.generate(prompt, max_new_tokens=ANSWER, sampling=sampling, speculate=speculate).token_ids
+    return session.generate(prompt, max_new_tokens=ANSWER, sampling=sampling, speculate=speculate)
 
 
 def _compare(check: Check, number: int, expected: list[int], found: list[int]) -> None:

@@ -19,6 +19,7 @@ from streamspec.bench.prompts import read_cases
 from streamspec.bench.tie_breaker import compare_outputs, first_difference
 from streamspec.errors import ConfigError, ContextOverflow, DataError
 from streamspec.runtime import Pruning, Sampling
+from streamspec.runtime.costs.learned_costs import LearnedRowCosts
 from streamspec.runtime.decoding.policy import AdaptiveState, DecodingPolicy
 from streamspec.runtime.decoding.stats import Stats
 from streamspec.runtime.draft_sources.source import SourceCounts
@@ -204,6 +205,38 @@ def test_a_prompt_too_long_is_named_before_anything_is_measured(
     with pytest.raises(ContextOverflow, match="row 2 .* 150 tokens"):
         bench("mine", file)
     assert not session.calls
+
+
+def test_a_prompt_too_long_for_another_bundle_is_named_before_anything_is_measured(
+    prompts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session, small = FakeSession(), FakeSession()
+    small.context_length = 3  # type: ignore[misc]
+    use(monkeypatch, mine=session, small=small)
+    with pytest.raises(ContextOverflow, match="row 1 .* at most 2"):
+        bench("mine", prompts, also=["small"])
+    assert not session.calls
+
+
+def test_costs_of_pruned_steps_are_learned_apart() -> None:
+    kept, session = list[Any](), FakeSession()
+    costs = LearnedRowCosts(8, True, keep=lambda *found: kept.append(found))
+    session.policy = DecodingPolicy(rows=8, costs=costs)
+    arms = [Arm("plain", session, False), Arm("pruned", session, True, pruning=Pruning(3))]  # type: ignore[arg-type]
+    own, apart = (arm._policy().costs for arm in arms)
+    assert own is costs and apart is not costs and arms[1]._policy().costs is apart
+    assert isinstance(apart, LearnedRowCosts)
+    apart.end(closing=True)
+    assert not kept
+
+
+def test_few_rows_of_a_large_vocabulary_are_held_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    session, asked = FakeSession(), list[int]()
+    score = session.score
+    monkeypatch.setattr(session, "score", lambda ids: (asked.append(len(ids)), score(ids))[1])
+    session.manifest.model.vocab_size = 1 << 22
+    wide_narrow_difference(session, [list(range(90)), list(range(80))])  # type: ignore[arg-type]
+    assert asked and max(asked) == 64
 
 
 def test_two_sides_of_one_name_are_refused(prompts: Path, monkeypatch: pytest.MonkeyPatch) -> None:

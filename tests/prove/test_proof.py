@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from streamspec.prove import prove
 from streamspec.prove.model_checks import chain, rejected, tree
 from streamspec.runtime.decoding.model_runner import StepRequest, StepResult
 from streamspec.runtime.engine.ort_runner import OrtRunner
+from streamspec.runtime.engine.shared.sharing_gate import SharingGate
 from tests.support.tiny_bundles import tiny_bundle
 from tests.support.tiny_exports import save_base, tiny_model
 
@@ -40,8 +42,28 @@ def test_a_bundle_for_the_cpu_is_proved(bundle: Path, prompts: Path) -> None:
     proof = prove(bundle, prompts, tokens=150, threads=1)
     assert proof.proved and [check.name for check in proof.checks][:4] == NAMES
     for check in proof.checks:
-        assert check.compared >= 64 or "share" in check.note, check
+        assert check.compared >= 64 or "no call" in check.note or "nothing was drafted" in check.note, check
+        assert not (check.compared and check.note.startswith("0 steps"))
     assert [check.largest for check in proof.checks][:4] == [0.0, 0.0, 0.0, None]
+
+
+def test_equal_answers_without_drafts_are_no_proof_of_drafts(bundle: Path, prompts: Path) -> None:
+    proof = prove(bundle, prompts, tokens=1, threads=1, tree="plain")
+    drafts = [check for check in proof.checks if check.name.endswith("with drafts")]
+    assert len(drafts) == 5 and proof.proved
+    assert all(check.compared == 0 and check.note.startswith("nothing was drafted: ") for check in drafts)
+
+
+def test_answers_by_top_k_top_p_and_min_p_share_calls_those_with_a_penalty_none(
+    prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(SharingGate, "shares", lambda self, sequences: sequences > 1)  # whether it pays or not
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1}  # that native operators attend over
+    base = save_base(tmp_path / "base", tiny_model("llama", max_position_embeddings=256, **heads))
+    export_bundle(base.path, None, tmp_path / "bundle", "int8", progress=lambda line: None)
+    proof = prove(tmp_path / "bundle", prompts, tokens=200, threads=1)
+    shared = {check.name.split()[0]: check for check in proof.checks if check.name.endswith("shared calls")}
+    assert proof.proved and shared["nucleus"].compared > 0 and shared["filtered"].compared == 0
 
 
 @pytest.mark.parametrize("kind", ["eagle", "qwen3_5_text", "granitemoehybrid"])
@@ -103,7 +125,11 @@ def test_the_command_says_what_differs_and_ends_with_1(
     command = ["prove", str(bundle), "--prompts", str(prompts), "--tokens", "1", "--threads", "1"]
     done = CliRunner().invoke(app, [*command, "--json"])
     assert done.exit_code == 0 and json.loads(done.stdout)["proved"] is True
-    monkeypatch.setattr("streamspec.prove.proof._answer", lambda *_, speculate=True: [1, 2, 3 + speculate])
+
+    def answered(*_: Any, speculate: bool = True) -> Any:
+        return SimpleNamespace(token_ids=[1, 2, 3 + speculate], stats=SimpleNamespace(steps=1))
+
+    monkeypatch.setattr("streamspec.prove.proof._answer", answered)
     done = CliRunner().invoke(app, command)
     assert done.exit_code == 1 and "answer 1, token 3" in done.stdout and "not the same" in done.stdout
 

@@ -6,18 +6,22 @@ Each test runs a whole life of sessions in a process of its own, watched from in
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import re
 import shutil
+import struct
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from streamspec.runtime.engine.executor import graph_failed
 from streamspec.runtime.hardware import cpu
 
 Bundles = Callable[[str], Path]
@@ -337,3 +341,53 @@ def test_second_threads_of_a_core_do_not_count(tmp_path: Path, monkeypatch: pyte
     for usable, cores in ((range(16), 8), ((0, 1, 8, 9), 2), ((0, 2, 4), 3)):  # that this process may use
         monkeypatch.setattr(os, "sched_getaffinity", lambda _, usable=usable: set(usable))
         assert cpu.physical_cores() == cores
+
+
+@pytest.mark.parametrize(
+    ("listed", "usable", "cores"),
+    [
+        ([(0, 1), (0, 5)], {1, 5}, 2),
+        ([(0, 0), (0, 1), (0, 0), (0, 1)], {8, 9, 24, 25}, 2),
+        ([(0, 0), (0, 1), (0, 2), (0, 3)], {3}, 1),
+        ([(0, 0), (0, 1)], set(range(32)), 2),
+    ],
+)
+def test_processors_that_a_container_numbers_anew_are_counted(
+    listed: list[tuple[int, int]], usable: set[int], cores: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blocks = [f"processor: {i}\nphysical id: {chip}\ncore id: {core}\n" for i, (chip, core) in enumerate(listed)]
+    (tmp_path / "cpuinfo").write_text("\n".join(blocks))
+    monkeypatch.setattr(cpu, "_CPUINFO", tmp_path / "cpuinfo")
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: usable)
+    monkeypatch.setattr(os, "cpu_count", lambda: 32)
+    assert cpu.physical_cores() == cores
+
+
+def test_windows_tells_its_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    records = b"".join(struct.pack("<II40x", 0, 48) for _ in range(8))
+
+    def tell(kind: int, data: Any, size: Any) -> bool:
+        size._obj.value, room = len(records), data is not None
+        if room:
+            ctypes.memmove(data, records, len(records))
+        return room
+
+    monkeypatch.setattr(cpu, "_CPUINFO", tmp_path / "none")
+    monkeypatch.delattr(os, "sched_getaffinity")
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    kernel = SimpleNamespace(GetLogicalProcessorInformationEx=tell)
+    monkeypatch.setattr(ctypes, "windll", SimpleNamespace(kernel32=kernel), raising=False)
+    assert cpu.physical_cores() == 8
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (RuntimeError("[ONNXRuntimeError] : 1 : FAIL : Non-zero status code; Message: std::bad_alloc"), "memory"),
+        (RuntimeError("Failed to allocate memory for requested buffer of size 1"), "memory"),
+        (MemoryError(), "memory"),
+        (RuntimeError("[ONNXRuntimeError] : 2 : INVALID_ARGUMENT : a shape"), "bundle"),
+    ],
+)
+def test_a_call_without_memory_is_no_fault_of_the_bundle(error: Exception, code: str) -> None:
+    assert graph_failed(error).code == code

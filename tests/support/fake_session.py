@@ -38,7 +38,9 @@ class FakeSession:
     provider: ProviderChoice = field(default_factory=lambda: ProviderChoice("cpu"))
     calls: list[bool] = field(default_factory=list)
     asked: list[list[int]] = field(default_factory=list)  # token ids of prompts
-    manifest: Any = field(default_factory=lambda: SimpleNamespace(trees=object(), static=None))
+    manifest: Any = field(
+        default_factory=lambda: SimpleNamespace(trees=object(), static=None, model=SimpleNamespace(vocab_size=VOCAB))
+    )
     runner: Any = field(default_factory=lambda: SimpleNamespace(row_counts=()))
 
     threads, context_length = 2, 100

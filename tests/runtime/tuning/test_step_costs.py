@@ -126,6 +126,28 @@ def test_pruning_wants_an_early_exit(bundles: Bundles, tmp_path: Path) -> None:
     assert done.exit_code == 2 and "without an early exit" in done.stderr
 
 
+def test_a_slow_model_is_measured_well_and_once(
+    bundles: Bundles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session, clock = load(bundles("fp32"), threads=1, tree="plain"), [0.0]
+    runner = session.runner
+    assert isinstance(runner, OrtRunner)
+
+    def slow(seconds: float) -> Callable[..., float]:
+        def taken(*_: Any) -> float:
+            clock[0] += seconds
+            return seconds
+
+        return taken
+
+    monkeypatch.setattr(runner, "prefill", slow(0.6))
+    monkeypatch.setattr(calibrate, "_time_step", slow(0.1))
+    monkeypatch.setattr(calibrate.time, "perf_counter", lambda: clock[0])
+    first = calibrate.calibrated(runner, session.manifest, tmp_path)
+    assert set(first.costs) == {1, 4, 8, 16} and clock[0] < 6
+    assert calibrate.calibrated(runner, session.manifest, tmp_path) == first and clock[0] < 6
+
+
 def test_a_tight_budget_measures_plain_and_the_most_telling_tree(bundles: Bundles) -> None:
     session = load(bundles("fp32"), threads=1, tree="plain")
     assert isinstance(session.runner, OrtRunner)
