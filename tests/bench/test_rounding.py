@@ -51,6 +51,7 @@ class RoundingArm:
 
     def __init__(self, wrong: float = 0.0) -> None:
         self.runner, self.sampling, self.session = RoundingRunner(wrong), Sampling(), self
+        self.manifest = SimpleNamespace(model=SimpleNamespace(vocab_size=100))
 
     def answer(self, prompt: Sequence[int], limit: int, rows: int = 6) -> Any:
         self.runner.reset()

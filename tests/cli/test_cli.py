@@ -373,7 +373,7 @@ def test_help_is_as_wide_as_the_terminal_and_cuts_nothing(
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
 def test_output_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONUNBUFFERED"}
-    environment["STREAMSPEC_CACHE"] = environment["STREAMSPEC_LIBRARY"] = str(tmp_path)
+    environment["STREAMSPEC_CACHE"] = environment["STREAMSPEC_BUNDLES"] = str(tmp_path)
     command = [sys.executable, "-m", "streamspec", "list"]
     with open("/dev/full", "w") as full:
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, env=environment)
