@@ -14,13 +14,16 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file
 from transformers import PreTrainedModel
 
 from streamspec import Session, load
 from streamspec.adapters.base_models.hf_decoder import HFDecoder
+from streamspec.adapters.base_models.resolve import resolve_base
 from streamspec.adapters.drafters.draft_layer.model import DraftLayerModel
 from streamspec.adapters.drafters.drafting_model import TargetModel
+from streamspec.adapters.prepare import served_states
 from streamspec.adapters.train import train
 from streamspec.adapters.training import text_arrays
 from streamspec.adapters.training.served_layers import AnsweredStates, ServedLayers, read_states_alone
@@ -29,7 +32,7 @@ from streamspec.export import export_bundle
 from streamspec.export.runners.lower_layers import LowerLayers
 from streamspec.runtime.hardware import native_library
 from tests.support.gguf_cases import quantized
-from tests.support.tiny_models import options, tiny_model
+from tests.support.tiny_models import options, tiny_model, tiny_tokenizer
 
 ALONE = "llama", "qwen2", "phi", "gpt2", "opt", "gemma2", "gemma3_text", "stablelm", "gpt_neox", "olmo2"
 MORE = "lfm2", "gemma4_text"  # whose layers share keys, or mix what enters them
@@ -201,3 +204,19 @@ def test_a_gguf_target_is_trained_and_exported_over_its_own_weights(
     assert (manifest.precision, manifest.drafter) == (OWN_WEIGHTS, method)
     answers = [load(folder, threads=1).generate([5, 9, 33], max_new_tokens=12) for folder in (bundle, drafting)]
     assert answers[0].token_ids == answers[1].token_ids
+
+
+@pytest.mark.skipif(bool(native_library.why_not()), reason="no native operators")
+@pytest.mark.parametrize("merged", [False, True])
+def test_a_bundle_of_a_folders_own_weights_serves_its_layers(merged: bool, tmp_path: Path) -> None:
+    base = tmp_path / "base"
+    model, lora = tiny_model("llama", num_attention_heads=2, num_key_value_heads=1), tmp_path / "lora"
+    model.save_pretrained(base)
+    tiny_tokenizer().save_pretrained(base)
+    get_peft_model(model, LoraConfig(r=2, target_modules=["q_proj"], init_lora_weights=False)).save_pretrained(lora)
+    export_bundle(base, lora if merged else None, tmp_path / "bundle", "int8", progress=lambda _: None, measure=False)
+    config = options(base, base, tmp_path / "out", answers_from=str(tmp_path / "bundle"), target_adapter="base")
+    served = served_states(config, resolve_base(str(base)), LowerLayers)
+    assert (served is None) == merged
+    if served is not None:
+        assert served([2])([5, 9, 33]).shape[:2] == (1, 3)
