@@ -30,7 +30,7 @@ from streamspec.library.file_list import (
     total_of,
 )
 from streamspec.library.hub import REPOSITORY, fetch_repository
-from streamspec.library.installed import library_dir
+from streamspec.library.installed import PULLS, library_dir
 from streamspec.paths import cache_dir
 
 KEPT = 14 * 86400.0  # seconds for which a download that broke off is kept
@@ -125,7 +125,7 @@ def _workplace(source: str) -> Iterator[Path]:
     """Yields the folder for what is fetched from `source`. It stays where that broke off, for the next call to go on,
     for `KEPT` seconds. Raises ResourceError where another process fetches the same.
     """
-    folder = cache_dir() / "pull"
+    folder = cache_dir() / PULLS
     folder.mkdir(parents=True, exist_ok=True)
     name = hashlib.sha256(source.encode()).hexdigest()[:24]
     for old in {entry.stem for entry in folder.iterdir() if entry.stem != name}:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,17 +16,20 @@ from streamspec.adapters.base_models.resolve import IDENTITY_FILE
 from streamspec.atomic import recover, remove_folder, sweep
 from streamspec.bundle.files import verify_files
 from streamspec.bundle.manifest import MANIFEST, plain_name
-from streamspec.errors import BundleError, ConfigError, StreamspecError, meant, names_in, one_line
+from streamspec.errors import BundleError, ConfigError, ResourceError, StreamspecError, meant, names_in, one_line
+from streamspec.file_lock import held_if_any
 from streamspec.json_fields import read_note
 from streamspec.paths import cache_dir, user_folder
 
 VARIABLE = "STREAMSPEC_BUNDLES"
 BUNDLES = "bundles"  # folder of the cache: of bases, exported for the commands that were given one
+PULLS = "pull"  # what `pull` fetches, each beside its lock
 CACHED = {  # folder of the cache -> which of its entries can be deleted, and what they are
     "downloads": ("*", "a base as it was fetched"),
     "bases": ("*", "a base, converted"),
     BUNDLES: ("*", "a base, exported"),
     "demo": ("bundle-*", "the demo's bundle"),
+    PULLS: ("?" * 24, "a bundle, fetched in part"),
 }
 
 
@@ -130,7 +134,8 @@ def remove(name: str) -> int:
     """Deletes an installed bundle, or what `cached` names; from one moment to the next its name is gone. Returns how
     many bytes it had.
 
-    Raises ConfigError for a name that is neither. Programs that run the bundle keep it where the system lets them.
+    Raises ConfigError for a name that is neither, ResourceError for a download under way. Programs that run the bundle
+    keep it where the system lets them.
     """
     kept = {entry.name: entry.path for entry in cached()}
     path = kept.get(name)
@@ -141,7 +146,10 @@ def remove(name: str) -> int:
             known, found = [*(bundle.name for bundle in installed()), *kept], f"no installed bundle {name!r}"
             raise ConfigError(found, ", ".join(known) or "one", "check it" + meant(name, known))
     size = _bytes(path)
-    remove_folder(path)
+    with held_if_any(path.with_suffix(".lock")) if path.parent.name == PULLS else nullcontext(True) as alone:
+        if not alone:
+            raise ResourceError(f"another process fetches {name}", "none", "wait for it, or end it")
+        remove_folder(path)
     return size
 
 

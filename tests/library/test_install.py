@@ -389,6 +389,18 @@ def test_two_processes_do_not_fetch_the_same_at_once_and_old_parts_go(
     assert [one.name for one in kept.iterdir()] == ["new"]
 
 
+def test_a_download_that_broke_off_is_listed_and_removed(library: Path, tmp_path: Path, served: Served) -> None:
+    served.content, served.breaks = bytes(9000), [5000, 0, 0, 0, 0, 0]
+    with pytest.raises(BundleError, match="broke off"):
+        pull(served.url)
+    [left] = json.loads(run("list", "--json").stdout)["cached"]
+    assert left["name"].startswith("pull/") and left["what"] == "a bundle, fetched in part" and left["bytes"] >= 5000
+    kept = tmp_path / "cache" / left["name"]
+    with install.held(kept.with_suffix(".lock")):  # another process goes on with it
+        assert "another process fetches" in run("remove", left["name"]).stderr and kept.exists()
+    assert run("remove", "--cached").exit_code == 0 and not list((tmp_path / "cache" / "pull").iterdir())
+
+
 VICTIM = """
 import os, sys
 from streamspec import progress
