@@ -21,7 +21,7 @@ Row (t, j) attends to main rows <= t and to streams <= j of the same t (equation
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any, ClassVar, Self
 
@@ -124,8 +124,7 @@ class StreamingModel(DraftingModel):
     @classmethod
     def taps(cls, run: DrafterRun, decoder: HFDecoder) -> tuple[int, ...]:
         """See `DraftingModel.taps`: those of the early exits."""
-        exits = run.options["exit_layer"]
-        return tuple(len(decoder.layers) - int(layer) for layer in exits.split(",")) if exits else ()
+        return tuple(len(decoder.layers) - layer for layer in exits_of(run.options))
 
     @classmethod
     def fresh(cls, run: DrafterRun, model: PreTrainedModel, vocabulary: Tensor | None, frozen: bool) -> Self:
@@ -136,9 +135,8 @@ class StreamingModel(DraftingModel):
         same = ("gamma", "positions", "root_token", "value_rotation", "start_rank")
         shape = StreamConfig(ns=run.ns, scale=scale, **{name: options[name] for name in same})
         bigram = bigram_shape(run, model, vocabulary)
-        exits = tuple(map(int, options["exit_layer"].split(","))) if options["exit_layer"] else ()
         rms, prune_rank = options["stream_embedding"], options["prune_rank"]
-        streams = cls(model, shape, frozen, rms, bigram, prune_rank, exits).to(run.device)
+        streams = cls(model, shape, frozen, rms, bigram, prune_rank, exits_of(options)).to(run.device)
         if options["fit_start"] and run.begins_with is None:
             run.fit_start(lambda batches: fit_start(streams.eval(), batches))
         return streams
@@ -260,6 +258,11 @@ class StreamingModel(DraftingModel):
             "pruning": None if self.prune_down is None else self.prune_down.shape[-2],
             **({"exit_layers": list(self.exit_layers)} if self.exit_layers else {}),
         }
+
+
+def exits_of(options: Mapping[str, Any]) -> tuple[int, ...]:
+    """The layers that `options` (`TrainConfig.resolved`) name for early exits."""
+    return tuple(map(int, options["exit_layer"].split(","))) if options["exit_layer"] else ()
 
 
 def stream_mask(
