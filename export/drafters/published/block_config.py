@@ -13,7 +13,7 @@ from typing import Any
 from streamspec.draft_tree import MAX_GAMMA
 from streamspec.errors import AdapterError
 from streamspec.export.drafters.layer_config import FETCH, LAYER_FIELDS, layer_config, whole, wrong
-from streamspec.export.drafters.published.eagle3_config import CONFIG, listed, read_fields, unread
+from streamspec.export.drafters.published.eagle3_config import CONFIG, listed, proposed, read_fields, unread
 
 KINDS = ("dflash", "dspark")  # by speculators_model_type
 ARCHITECTURES = {
@@ -165,14 +165,15 @@ def _read_speculators(file: Path, raw: Mapping[str, Any], layer: Mapping[str, An
     """Reads speculators' format: `aux_hidden_state_layer_ids` number layers whose inputs are read. Windows and their
     masks as in its training."""
     spark = raw["speculators_model_type"] == "dspark"
-    methods = raw.get("speculators_config")
-    anchor = raw.get("sample_from_anchor", spark and not _begins_with_text(methods, raw.get("block_size")))
+    (tokens, target), block = proposed(raw), raw.get("block_size")
+    # DSpark of before this field drafts one token less than a block has rows where the first drafts nothing.
+    anchor = raw.get("sample_from_anchor", spark and not (isinstance(block, int) and tokens == block - 1))
     confident, later = spark and raw.get("enable_confidence_head", True), raw.get("sliding_window_non_causal", False)
     flags = {"sample_from_anchor": anchor, "enable_confidence_head": confident, "sliding_window_non_causal": later}
     for name, value in flags.items():
         if type(value) is not bool:
             raise wrong(file, name, value, "true or false")
-    shared = _shared(file, layer, raw.get("block_size"), anchor)
+    shared = _shared(file, layer, block, anchor)
     hidden, vocab = shared["layer"].hidden_size, shared["layer"].vocab_size
     if raw.get("target_hidden_size") not in (None, hidden):
         raise wrong(file, "target_hidden_size", raw["target_hidden_size"], f"{hidden}, as the drafter's own states")
@@ -180,8 +181,6 @@ def _read_speculators(file: Path, raw: Mapping[str, Any], layer: Mapping[str, An
     if rank != 0:
         whole(file, "markov_rank", rank, 4096)
     drafted = whole(file, "draft_vocab_size", raw.get("draft_vocab_size"), vocab)
-    verifier = methods.get("verifier") if isinstance(methods, dict) else None
-    target = verifier.get("name_or_path") if isinstance(verifier, dict) else None
     joint = rank if raw.get("confidence_head_with_markov", True) else 0
     windows = _windows(file, shared)
     return BlockHeadConfig(
@@ -194,18 +193,10 @@ def _read_speculators(file: Path, raw: Mapping[str, Any], layer: Mapping[str, An
         taps=_layers(file, TAPS, raw.get(TAPS)),
         mask_token=_token(file, raw.get("mask_token_id"), vocab),
         target_layers=0,
-        target=target if isinstance(target, str) else None,
+        target=target,
         rank=rank,
         confidence=hidden + joint if confident else 0,
     )
-
-
-def _begins_with_text(methods: Any, block: Any) -> bool:
-    """Tells whether the first row of a block is the token after the text and drafts nothing, where a file does not say:
-    it drafts one token less than it has rows then, as DSpark's did before `sample_from_anchor`."""
-    proposals = methods.get("proposal_methods") if isinstance(methods, dict) else None
-    first = proposals[0] if isinstance(proposals, list) and proposals and isinstance(proposals[0], dict) else {}
-    return isinstance(block, int) and first.get("speculative_tokens") == block - 1
 
 
 def _shared(file: Path, layer: Mapping[str, Any], block: Any, anchor: bool) -> dict[str, Any]:

@@ -134,26 +134,33 @@ def _read(file: Path, raw: Mapping[str, Any], layer: Mapping[str, Any], nested: 
         if type(flags[name]) is not bool:
             raise wrong(file, name, raw[name], "true or false")
     target_hidden = whole(file, "target_hidden_size", raw.get("target_hidden_size") or hidden, 1 << 20)
-    speculators = raw.get("speculators_config") or {}
-    methods = speculators.get("proposal_methods") if isinstance(speculators, dict) else None
-    first = methods[0] if isinstance(methods, list) and methods and isinstance(methods[0], dict) else {}
     drafted = whole(file, "draft_vocab_size", raw.get("draft_vocab_size") or vocab, vocab)
     taps = _taps(file, raw, nested)
     for name, value in (("truncated_vocab_size", drafted), ("num_aux_hidden_states", len(taps) or None)):
         if raw.get(name) not in (None, value):
             raise wrong(file, name, raw[name], f"{value}, as other fields say")
-    tokens = whole(file, "speculative_tokens", first.get("speculative_tokens") or DRAFT_TOKENS, MAX_GAMMA)
-    verifier = speculators.get("verifier") if isinstance(speculators, dict) else None
-    target = verifier.get("name_or_path") if isinstance(verifier, dict) else None
+    tokens, target = proposed(raw)
     return HeadConfig(
         layer=config,
         draft_vocab=drafted,
         target_hidden=target_hidden,
-        gamma=tokens,
+        gamma=whole(file, "speculative_tokens", tokens or DRAFT_TOKENS, MAX_GAMMA),
         taps=taps,
-        target=target if isinstance(target, str) else None,
+        target=target,
         **flags,
     )
+
+
+def proposed(raw: Mapping[str, Any]) -> tuple[Any, str | None]:
+    """What `speculators_config` says, of draft tokens as it stands there, and of the target; None of what it does not
+    say."""
+    speculators = raw.get("speculators_config")
+    named = speculators if isinstance(speculators, dict) else {}
+    methods, verifier = named.get("proposal_methods"), named.get("verifier")
+    first = methods[0] if isinstance(methods, list) and methods else None
+    target = verifier.get("name_or_path") if isinstance(verifier, dict) else None
+    tokens = first.get("speculative_tokens") if isinstance(first, dict) else None
+    return tokens, target if isinstance(target, str) else None
 
 
 def _taps(file: Path, raw: Mapping[str, Any], nested: Mapping[str, Any]) -> tuple[int, ...]:
