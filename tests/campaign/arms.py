@@ -12,7 +12,7 @@ from streamspec.runtime.sampling.sampling_params import GREEDY
 
 TOGETHER = 8  # prompts in a row that are chosen alike, and answered in shared calls
 TEXT = ("ngram", "recycling")  # the sources that are on by default
-ROWS = (16, 5, 3, 27, 8)  # of every draft, in turn
+ROWS = (16, 5, 3, 8, 27)  # of every draft, in turn
 
 
 def drafts(manifest: Manifest) -> bool:

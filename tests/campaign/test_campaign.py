@@ -125,7 +125,7 @@ def test_a_book_up_to_the_limit_of_the_context_is_read_once_and_in_pieces(
     assert state["deep"] == 4 and not saved.exists()
     for name, counts in kept.counts.items():
         assert counts["prompts"] == (1 if "greedy" in name else 2) and counts["to 640"] == counts["tokens"]
-        assert not counts["mismatches"] and ("plain |" in name or counts["accepted"] > 5)
+        assert not counts["mismatches"] and ("plain |" in name or counts["accepted"] > 10)
         assert (
             counts["tokens"] == deep.ROOM or "sampled" in name
         )  # the end of the context; some sampled ones end before
