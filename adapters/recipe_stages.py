@@ -181,7 +181,7 @@ def opened_states(run: Run, drafter: DraftingModel, folder: Path) -> HiddenState
     target = target_of(run.config, run.base) | {"bits": run.config.base_bits}
     target |= {"config": sha256_file(run.base.path / "config.json")}
     if run.lower_layers is not None and run.source is not None:
-        target |= run.source.made_by() | {"layers": drafter.lowest_layer(run, drafter.decoder)}
+        target |= run.source.made_by()
     owner = hashlib.blake2b(str(run.config.out.absolute()).encode(), digest_size=6).hexdigest()
     return HiddenStateCache(drafter, folder, target, f"{owner}-", run.config.states_gb * 1e9)
 

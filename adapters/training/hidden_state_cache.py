@@ -10,12 +10,13 @@ import json
 import math
 import shutil
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from streamspec.adapters.dataset.batches import row_lengths
@@ -27,14 +28,48 @@ from streamspec.adapters.runs.budget import ENDLESS, Deadline
 from streamspec.adapters.training.device import has_bf16
 from streamspec.adapters.training.text_arrays import MOST_DISK, TextArrays, key_of
 
+FINAL, INPUT, KEYS, VALUES = "final", "input of layer {}", "keys of layer {}", "values of layer {}"
 STATES = "states"  # folder in that of an unfinished run, or by that suffix beside a file of answers
 
 
+@dataclass(frozen=True)
+class KeptPart:
+    """What a target computes at one place, a layer's input for example: [T, *shape] for a text, in files of its own, so
+    that drafters share what they both read. 16 bits a number: those of a bfloat16 target stay as they are; those of a
+    float32 one are rounded to float16, over a power of two for each token, since hidden states may exceed its range.
+    """
+
+    shape: torch.Size
+    dtype: torch.dtype
+    texts: TextArrays
+
+    @property
+    def kept_as(self) -> torch.dtype:
+        return kept_dtype(self.dtype)
+
+    def packed(self, states: Tensor) -> np.ndarray:
+        """int16 [T, 1 + numbers of a token]: the bits of each token's power of two, and of its states over that."""
+        flat = states.flatten(1).float()
+        largest = nn.functional.pad(flat.abs(), (0, 1)).amax(1, keepdim=True)  # a convolution has no keys
+        exponents = torch.frexp(largest).exponent
+        power = torch.ldexp(torch.ones(len(flat), 1), exponents.clamp(-9, 30) - 15)  # float16 holds 2**-24 .. 2**15
+        return torch.cat([power, flat / power], dim=1).to(self.kept_as).view(torch.int16).numpy()
+
+    def unpacked(self, numbers: np.ndarray) -> Tensor:
+        """The states [T, *shape] that `packed` made `numbers` of."""
+        states = torch.from_numpy(numbers).view(self.kept_as).float()
+        return (states[:, 1:] * states[:, :1]).reshape(len(numbers), *self.shape).to(self.dtype)
+
+
+def kept_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The 16-bit type that keeps states of `dtype`."""
+    return torch.bfloat16 if dtype == torch.bfloat16 else torch.float16
+
+
 class HiddenStateCache:
-    """`main_pass` of a drafter over a frozen target: what it returns, in 16 bits a number. Those of a bfloat16 target
-    stay as they are; those of a float32 one are rounded to float16, over a power of two for each token, since hidden
-    states may exceed its range. Texts are computed alone and unpadded, and rounded alike where there is no room to keep
-    them: states depend on the text alone, and a resumed run gives the results of an uninterrupted one.
+    """`main_pass` of a drafter over a frozen target: what it returns, in 16 bits a number (`KeptPart`). Texts are
+    computed alone and unpadded, and rounded alike where there is no room to keep them: states depend on the text alone,
+    and a resumed run gives the results of an uninterrupted one.
     """
 
     def __init__(
@@ -49,24 +84,26 @@ class HiddenStateCache:
         what states depend on besides layers and tokens. `owner`: names the only run that writes the files of that name.
         `most`: bytes of all files in the folder.
         """
-        self.drafter = drafter
-        decoder, first = drafter.decoder, drafter.first
-        self.inside = [layer for layer in dict.fromkeys(drafter.tapped) if layer < len(decoder.layers)]
-        self.sources = decoder.kv_sources[first:]
-        parts = self._parts(self._computed(torch.zeros(1, dtype=torch.long)))
-        self.shapes, self.dtypes = [part.shape[1:] for part in parts], [part.dtype for part in parts]
-        exact = all(dtype == torch.bfloat16 for dtype in self.dtypes)
-        self.dtype = torch.bfloat16 if exact else torch.float16
-        width = 1 + sum(map(math.prod, self.shapes))
-        depends = [target, self.inside, self.sources, str(self.dtype), has_bf16(), width]
-        layout = hashlib.blake2b(json.dumps(depends).encode(), digest_size=8).hexdigest()
-        self.texts = TextArrays(folder, layout, f"{owner}{processes.index()}", width)
+        self.drafter, self.folder = drafter, folder
+        self.inputs = [INPUT.format(n) if n < len(drafter.decoder.layers) else FINAL for n in drafter.tapped]
+        self.heads = [(KEYS.format(n), VALUES.format(n)) for n in drafter.decoder.kv_sources[drafter.first :]]
+        self.parts = dict[str, KeptPart]()
+        for place, states in self._computed(torch.zeros(1, dtype=torch.long)).items():
+            width = 1 + math.prod(states.shape[1:])
+            depends = [target, place, str(kept_dtype(states.dtype)), has_bf16(), width]
+            layout = hashlib.blake2b(json.dumps(depends).encode(), digest_size=8).hexdigest()
+            texts = TextArrays(folder, layout, f"{owner}{processes.index()}", width)
+            self.parts[place] = KeptPart(states.shape[1:], states.dtype, texts)
         self.most, self.room = most, 0  # bytes that may still be written
 
     @staticmethod
     def serves(drafter: DraftingModel) -> bool:
         """Tells whether keeping states pays: over a frozen target, whose pass a CPU takes long for."""
         return drafter.frozen and drafter.device.type == "cpu"
+
+    def bytes_of(self, tokens: int) -> int:
+        """The size on disk of the states of so many tokens."""
+        return sum(part.texts.bytes_of(tokens) for part in self.parts.values())
 
     @torch.no_grad()
     def fill(
@@ -93,8 +130,9 @@ class HiddenStateCache:
                 add(1)
                 note()
         processes.gathered(None)  # all have written
-        self.texts.find()
-        return missing.keys() <= self.texts.kept.keys()
+        for kept in self.parts.values():
+            kept.texts.find()
+        return all(map(self._kept, missing))
 
     def keeps(self, texts: Sequence[Sequence[TokenRow]]) -> bool:
         """Tells whether the states of all `texts` are there."""
@@ -102,29 +140,27 @@ class HiddenStateCache:
 
     def kept_rows(self, rows: Sequence[TokenRow]) -> list[int]:
         """The indices of the rows whose states are there."""
-        return [index for index, row in enumerate(rows) if key_of(row.input_ids) in self.texts.kept]
+        return [index for index, row in enumerate(rows) if self._kept(key_of(row.input_ids))]
 
     @torch.no_grad()
     def __call__(self, input_ids: Tensor, attention_mask: Tensor) -> MainPass:
         lengths = attention_mask.sum(1).tolist()
         texts = [self._states(ids[:length]) for ids, length in zip(input_ids, lengths, strict=True)]
-        parts = iter([pad_sequence(list(side), batch_first=True) for side in zip(*texts, strict=True)])
-        entered = {layer: next(parts) for layer in self.inside}
-        final = next(parts)
-        heads = {source: [next(parts).transpose(1, 2) for _ in "kv"] for source in dict.fromkeys(self.sources)}
-        keys, values = ([heads[source][side] for source in self.sources] for side in (0, 1))
-        entry = torch.cat([entered.get(layer, final) for layer in self.drafter.tapped], dim=-1)
-        return MainPass(input_ids, entry, final, keys, values)
+        parts = {place: pad_sequence([text[place] for text in texts], batch_first=True) for place in self.parts}
+        keys, values = ([parts[sides[side]].transpose(1, 2) for sides in self.heads] for side in (0, 1))
+        entry = torch.cat([parts[place] for place in self.inputs], dim=-1)
+        return MainPass(input_ids, entry, parts[FINAL], keys, values)
 
     def _announced(self, name: str, missing: Mapping[bytes, object], tokens: int, ahead: bool) -> int:
         """The bytes that may be written. Says how many missing texts there are, what they take, and what is there."""
-        folder, layout = self.texts.folder, self.texts.layout
+        folder, layouts = self.folder, [part.texts.layout for part in self.parts.values()]
         sizes = {file.name: file.stat().st_size for file in folder.glob("*.bin")}
         free, left = shutil.disk_usage(folder).free, max(self.most - sum(sizes.values()), 0)
-        room, needed, known = int(min(free * MOST_DISK, left)), self.texts.bytes_of(tokens), len(self.texts.kept)
+        room, needed = int(min(free * MOST_DISK, left)), self.bytes_of(tokens)
+        known = sum(map(self._kept, self.parts[FINAL].texts.kept))
         if known:
             say(f"{name}: the target's states of {known:,} text{'s' * (known > 1)} are in {folder}")
-        if others := sum(size for file, size in sizes.items() if not file.startswith(layout)):
+        if others := sum(size for file, size in sizes.items() if not any(map(file.startswith, layouts))):
             say(f"{name}: {others / 1e6:,.0f} MB of {folder} are states of another target or other layers: not read")
         if missing:
             count = f"{len(missing):,} text{'s' * (len(missing) > 1)}"
@@ -140,46 +176,46 @@ class HiddenStateCache:
         for part, rows in enumerate(texts):
             for index, length in enumerate(row_lengths(rows)):
                 key = key_of(rows[index].input_ids)
-                if key not in self.texts.kept and key not in missing:
+                if not self._kept(key) and key not in missing:
                     missing[key], tokens = (part, index), tokens + length
         return missing, tokens
 
-    def _computed(self, ids: Tensor) -> MainPass:
+    def _kept(self, key: bytes) -> bool:
+        """Tells whether all states of a text are kept."""
+        return all(key in part.texts.kept for part in self.parts.values())
+
+    def _computed(self, ids: Tensor) -> dict[str, Tensor]:
+        """What is kept of a text's pass, [T, ..] by place: inputs of layers, finished states, keys and values."""
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=has_bf16()):  # as in a step
-            return self.drafter.computed_pass(ids[None], torch.ones_like(ids)[None])
+            main = self.drafter.computed_pass(ids[None], torch.ones_like(ids)[None])
+        states = dict(zip(self.inputs, main.entry[0].chunk(len(self.inputs), dim=-1), strict=True))
+        states[FINAL] = main.final[0]
+        for sides, *computed in zip(self.heads, main.keys, main.values, strict=True):
+            states |= {place: side[0].transpose(0, 1) for place, side in zip(sides, computed, strict=True)}
+        return states
 
-    def _parts(self, main: MainPass) -> list[Tensor]:
-        """What is kept of a text's pass [T, ..]: the inputs of layers, the finished states, keys and values."""
-        entered = dict(zip(self.drafter.tapped, main.entry[0].chunk(len(self.drafter.tapped), dim=-1), strict=True))
-        heads = dict(zip(self.sources, zip(main.keys, main.values, strict=True), strict=True))
-        sides = [side[0].transpose(0, 1) for pair in heads.values() for side in pair]
-        return [*(entered[layer] for layer in self.inside), main.final[0], *sides]
+    def _packed(self, ids: Tensor) -> dict[str, np.ndarray]:
+        """The numbers of a text by place."""
+        return {place: self.parts[place].packed(states) for place, states in self._computed(ids).items()}
 
-    def _packed(self, ids: Tensor) -> np.ndarray:
-        """int16 [T, width]: the bits of a token's power of two, and of its states over that."""
-        states = torch.cat([part.flatten(1).float() for part in self._parts(self._computed(ids))], dim=1)
-        exponents = torch.frexp(states.abs().amax(1, keepdim=True)).exponent
-        power = torch.ldexp(torch.ones(len(states), 1), exponents.clamp(-9, 30) - 15)  # float16 holds 2**-24 .. 2**15
-        return torch.cat([power, states / power], dim=1).to(self.dtype).view(torch.int16).numpy()
-
-    def _states(self, ids: Tensor) -> list[Tensor]:
-        """The parts [T, ..] of one text [T]."""
+    def _states(self, ids: Tensor) -> dict[str, Tensor]:
+        """The states [T, ..] of one text [T] by place."""
         key = key_of(ids.tolist())
-        numbers = self.texts.read(key)
-        if numbers is None:
+        read = ((place, part.texts.read(key)) for place, part in self.parts.items())
+        numbers = {place: kept for place, kept in read if kept is not None}
+        if len(numbers) < len(self.parts):
             numbers = self._packed(ids)
             self._keep(key, numbers)
-        states = torch.from_numpy(numbers).view(self.dtype).float()
-        parts = (states[:, 1:] * states[:, :1]).split([math.prod(shape) for shape in self.shapes], dim=1)
-        wanted = zip(parts, self.shapes, self.dtypes, strict=True)
-        return [part.reshape(len(ids), *shape).to(dtype) for part, shape, dtype in wanted]
+        return {place: part.unpacked(numbers[place]) for place, part in self.parts.items()}
 
-    def _keep(self, key: bytes, numbers: np.ndarray) -> bool:
-        """Keeps the states of a text; tells whether there was room."""
-        self.room -= numbers.nbytes
+    def _keep(self, key: bytes, numbers: Mapping[str, np.ndarray]) -> bool:
+        """Keeps what is not kept of a text's numbers; tells whether there was room."""
+        parts = [(self.parts[place].texts, kept) for place, kept in numbers.items()]
+        parts = [(texts, kept) for texts, kept in parts if key not in texts.kept]
+        self.room -= sum(kept.nbytes for _, kept in parts)
         if self.room < 0:
             return False
-        if not self.texts.add(key, numbers):
+        if not all(texts.add(key, kept) for texts, kept in parts):
             self.room = 0
             return False
         return True

@@ -33,7 +33,7 @@ from streamspec.adapters.drafters.streams.model import StreamingModel
 from streamspec.adapters.runs.budget import Deadline
 from streamspec.adapters.train import train
 from streamspec.adapters.training import hidden_state_cache
-from streamspec.adapters.training.hidden_state_cache import HiddenStateCache
+from streamspec.adapters.training.hidden_state_cache import FINAL, HiddenStateCache
 from streamspec.adapters.training.text_arrays import keys_of
 from tests.support.tiny_models import options, tiny_model
 
@@ -145,13 +145,13 @@ def test_what_an_earlier_attempt_kept_is_found_and_what_it_began_is_not(tmp_path
     states = HiddenStateCache(drafter, tmp_path)
     states.fill([ROWS[:2], ROWS[:3]], "streams")
     assert passes == [1, 6, 9, 12]  # each text once
-    with states.texts.own.open("ab") as file:
+    with states.parts[FINAL].texts.own.open("ab") as file:
         file.write(b"killed here")
-    with keys_of(states.texts.own).open("ab") as file:
+    with keys_of(states.parts[FINAL].texts.own).open("ab") as file:
         file.write(b"here")
     passes.clear()
     again = HiddenStateCache(drafter, tmp_path)
-    assert again.texts.own.stat().st_size == again.texts.bytes_of(6 + 9 + 12)
+    assert again.parts[FINAL].texts.own.stat().st_size == again.parts[FINAL].texts.bytes_of(6 + 9 + 12)
     assert again.fill([ROWS], "streams") and passes == [1, 15]
     passes.clear()
     batch = collate(ROWS)
@@ -162,9 +162,33 @@ def test_what_an_earlier_attempt_kept_is_found_and_what_it_began_is_not(tmp_path
     assert torch.equal(mine.entry, theirs.entry) and passes == [15]  # computed or kept, they are the same
 
 
+def test_drafters_share_the_states_that_both_read(tmp_path: Path, passes: list[int]) -> None:
+    model = tiny_model("llama")
+    HiddenStateCache(StreamingModel(model, StreamConfig(GAMMA, 3, scale=0.7), True, exit_layers=()), tmp_path).fill(
+        [ROWS[:2]], "streams"
+    )
+    for drafter in (
+        MedusaModel(model, GAMMA, True, None, False),
+        DraftLayerModel(model, DraftLayerConfig(GAMMA, taps=(0, 3))),
+    ):
+        passes.clear()
+        states = HiddenStateCache(drafter, tmp_path)
+        assert states.fill([ROWS[:2]], "draft") and passes == [1]
+        with torch.no_grad():
+            ids = torch.tensor(ROWS[1].input_ids)[None]
+            wanted = drafter.computed_pass(ids, torch.ones_like(ids))
+            torch.testing.assert_close(states(ids, torch.ones_like(ids)).entry, wanted.entry, rtol=1e-3, atol=1e-3)
+    other = HiddenStateCache(DraftLayerModel(model, DraftLayerConfig(GAMMA, taps=(0, 1))), tmp_path)
+    sizes = {file.name: file.stat().st_size for file in tmp_path.glob("*.bin")}
+    assert not other.kept_rows(ROWS) and other.fill([ROWS[:2]], "draft")
+    assert {
+        file.name: file.stat().st_size for file in tmp_path.glob("*.bin")
+    }.items() > sizes.items()  # what was there stays
+
+
 def test_states_without_the_names_of_their_texts_are_none(tmp_path: Path) -> None:
     states = HiddenStateCache(DRAFTERS["medusa"](), tmp_path)
-    states.texts.own.write_bytes(b"killed before the first name")
+    states.parts[FINAL].texts.own.write_bytes(b"killed before the first name")
     assert HiddenStateCache(states.drafter, tmp_path).fill([ROWS], "streams")
 
 
@@ -172,7 +196,7 @@ def test_states_without_the_names_of_their_texts_are_none(tmp_path: Path) -> Non
 def test_a_deleted_file_of_states_takes_its_texts_along(running: bool, tmp_path: Path) -> None:
     states = HiddenStateCache(DRAFTERS["draft layer"](), tmp_path)
     states.fill([ROWS[:2]], "streams")
-    states.texts.own.unlink()
+    states.parts[FINAL].texts.own.unlink()
     states = states if running else HiddenStateCache(states.drafter, tmp_path)
     states.fill([ROWS[3:]], "streams")
     assert states.kept_rows(ROWS) == HiddenStateCache(states.drafter, tmp_path).kept_rows(ROWS) == [3]
@@ -185,13 +209,17 @@ def test_a_full_disk_keeps_some_texts_and_the_others_pass_again(
     drafter = DRAFTERS["draft layer"]()
     states = HiddenStateCache(drafter, tmp_path)
     if full == "beforehand":
-        free = 2 * states.texts.bytes_of(6 + 9 + 5)
+        free = 2 * states.bytes_of(6 + 9 + 5)
         monkeypatch.setattr(shutil, "disk_usage", lambda path: type("", (), {"free": free}))
     else:
         opened = Path.open
 
         def failing(path: Path, mode: str = "r", *more: Any) -> Any:
-            if path == states.texts.own and path.exists() and path.stat().st_size >= states.texts.bytes_of(6 + 9):
+            if (
+                path == states.parts[FINAL].texts.own
+                and path.exists()
+                and path.stat().st_size >= states.parts[FINAL].texts.bytes_of(6 + 9)
+            ):
                 with opened(path, mode) as file:
                     file.write(b"a part of it")
                 raise OSError(errno.ENOSPC, "No space left on device")
@@ -205,13 +233,15 @@ def test_a_full_disk_keeps_some_texts_and_the_others_pass_again(
     passes.clear()
     batch = collate(ROWS)
     states(batch["input_ids"], batch["attention_mask"])
-    assert passes == [12, 15] and states.texts.own.stat().st_size == states.texts.bytes_of(6 + 9)
+    assert passes == [12, 15] and states.parts[FINAL].texts.own.stat().st_size == states.parts[FINAL].texts.bytes_of(
+        6 + 9
+    )
 
 
 def test_states_of_another_target_are_not_read_and_count(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     drafter = DRAFTERS["draft layer"]()
     first = HiddenStateCache(drafter, tmp_path, {"base": "a"}, "one-")
-    most = first.texts.bytes_of(6 + 9 + 16)
+    most = first.bytes_of(6 + 9 + 16)
     assert first.fill([ROWS[:2]], "streams") and "not read" not in capsys.readouterr().err
     assert HiddenStateCache(drafter, tmp_path, {"base": "a"}, "two-").kept_rows(ROWS) == [0, 1]
     other = HiddenStateCache(drafter, tmp_path, {"base": "b"}, "one-", most)
@@ -239,7 +269,11 @@ def test_states_are_of_one_configuration_of_the_base(tmp_path: Path) -> None:
     run: Any = SimpleNamespace(config=config, base=base, work=tmp_path / "out" / "run", lower_layers=None)
 
     def opened() -> Path:
-        return recipe_stages.opened_states(run, DRAFTERS["medusa"](), recipe_stages.states_folder(run)).texts.own
+        return (
+            recipe_stages.opened_states(run, DRAFTERS["medusa"](), recipe_stages.states_folder(run))
+            .parts[FINAL]
+            .texts.own
+        )
 
     (tmp_path / "config.json").write_text('{"rope_theta": 10000.0}')
     first = opened()
