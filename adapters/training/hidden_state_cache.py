@@ -101,9 +101,10 @@ class HiddenStateCache:
         """Tells whether keeping states pays: over a frozen target, whose pass a CPU takes long for."""
         return drafter.frozen and drafter.device.type == "cpu"
 
-    def bytes_of(self, tokens: int) -> int:
-        """The size on disk of the states of so many tokens."""
-        return sum(part.texts.bytes_of(tokens) for part in self.parts.values())
+    def name(self) -> None:
+        """Lets later runs find all texts that are kept."""
+        for part in self.parts.values():
+            part.texts.name()
 
     @torch.no_grad()
     def fill(
@@ -118,8 +119,8 @@ class HiddenStateCache:
         without `ahead` each at its first use. Says on behalf of the stage `name` how much that is. `note` keeps the
         time that a run has taken, after each text. Tells whether all are there.
         """
-        missing, tokens = processes.from_first(self._missing(texts))
-        room = processes.from_first(self._announced(name, missing, tokens, ahead))
+        missing, needed = processes.from_first(self._missing(texts))
+        room = processes.from_first(self._announced(name, missing, needed, ahead))
         self.room = room // processes.count()
         mine = processes.dealt(list(missing.items())) if ahead else []
         with processes.counted(f"{name}: the target's states", len(mine)) as add:
@@ -151,12 +152,13 @@ class HiddenStateCache:
         entry = torch.cat([parts[place] for place in self.inputs], dim=-1)
         return MainPass(input_ids, entry, parts[FINAL], keys, values)
 
-    def _announced(self, name: str, missing: Mapping[bytes, object], tokens: int, ahead: bool) -> int:
-        """The bytes that may be written. Says how many missing texts there are, what they take, and what is there."""
+    def _announced(self, name: str, missing: Mapping[bytes, object], needed: int, ahead: bool) -> int:
+        """The bytes that may be written. Says how many missing texts there are, the bytes that they take, and what is
+        there."""
         folder, layouts = self.folder, [part.texts.layout for part in self.parts.values()]
         sizes = {file.name: file.stat().st_size for file in folder.glob("*.bin")}
         free, left = shutil.disk_usage(folder).free, max(self.most - sum(sizes.values()), 0)
-        room, needed = int(min(free * MOST_DISK, left)), self.bytes_of(tokens)
+        room = int(min(free * MOST_DISK, left))
         known = sum(map(self._kept, self.parts[FINAL].texts.kept))
         if known:
             say(f"{name}: the target's states of {known:,} text{'s' * (known > 1)} are in {folder}")
@@ -171,14 +173,16 @@ class HiddenStateCache:
         return room
 
     def _missing(self, texts: Sequence[Sequence[TokenRow]]) -> tuple[dict[bytes, tuple[int, int]], int]:
-        """Where the texts stand that are not kept, each once, by their keys; and how many tokens they have."""
-        missing, tokens = dict[bytes, tuple[int, int]](), 0
+        """Where the texts stand that are not kept, each once, by their keys; and the bytes of what is missing."""
+        missing, needed = dict[bytes, tuple[int, int]](), 0
         for part, rows in enumerate(texts):
             for index, length in enumerate(row_lengths(rows)):
                 key = key_of(rows[index].input_ids)
                 if not self._kept(key) and key not in missing:
-                    missing[key], tokens = (part, index), tokens + length
-        return missing, tokens
+                    missing[key] = part, index
+                    absent = (kept.texts for kept in self.parts.values() if key not in kept.texts.kept)
+                    needed += sum(files.bytes_of(length) for files in absent)
+        return missing, needed
 
     def _kept(self, key: bytes) -> bool:
         """Tells whether all states of a text are kept."""

@@ -32,7 +32,7 @@ from streamspec.adapters.drafters.streams.config import StreamConfig
 from streamspec.adapters.drafters.streams.model import StreamingModel
 from streamspec.adapters.runs.budget import Deadline
 from streamspec.adapters.train import train
-from streamspec.adapters.training import hidden_state_cache
+from streamspec.adapters.training import hidden_state_cache, text_arrays
 from streamspec.adapters.training.hidden_state_cache import FINAL, HiddenStateCache
 from streamspec.adapters.training.text_arrays import keys_of
 from tests.support.tiny_models import options, tiny_model
@@ -63,6 +63,10 @@ DRAFTERS: dict[str, Callable[[], DraftingModel]] = {
     "block": lambda: BlockDraftModel(tiny_model("llama"), BlockConfig(GAMMA, 1, 0.7, taps=(2, 3))),
     "causal block": lambda: BlockDraftModel(tiny_model("llama"), BlockConfig(GAMMA, 1, 0.7, taps=(2, 3), causal=True)),
 }
+
+
+def bytes_of(states: HiddenStateCache, tokens: int) -> int:
+    return sum(part.texts.bytes_of(tokens) for part in states.parts.values())
 
 
 @pytest.fixture(autouse=True)
@@ -202,6 +206,34 @@ def test_a_deleted_file_of_states_takes_its_texts_along(running: bool, tmp_path:
     assert states.kept_rows(ROWS) == HiddenStateCache(states.drafter, tmp_path).kept_rows(ROWS) == [3]
 
 
+def test_the_disk_is_waited_for_now_and_then_not_for_each_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    waits, clock = list[int](), [0.0]
+    monkeypatch.setattr(text_arrays.os, "fsync", waits.append)
+    monkeypatch.setattr(text_arrays.time, "monotonic", lambda: clock[0])
+    states = HiddenStateCache(streaming("llama"), tmp_path)
+    states.fill([ROWS[:1]], "streams")
+    once = len(waits)
+    states.fill([ROWS], "streams")
+    assert 0 < once == len(waits) / 2
+    texts = states.parts[FINAL].texts
+    texts.add(b"a" * 16, np.zeros((2, texts.width), np.int16))
+    others = HiddenStateCache(states.drafter, tmp_path, owner="others-")
+    assert len(waits) == 2 * once and others.kept_rows(ROWS) == [0, 1, 2, 3]
+    clock[0] = 60.0
+    texts.add(b"b" * 16, np.zeros((2, texts.width), np.int16))
+    others.parts[FINAL].texts.find()
+    assert {b"a" * 16, b"b" * 16} <= others.parts[FINAL].texts.kept.keys()
+
+
+def test_the_room_that_is_told_is_that_of_what_is_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = tiny_model("llama", hidden_size=8192, num_hidden_layers=2, intermediate_size=8)
+    HiddenStateCache(MedusaModel(model, GAMMA, True, None, False), tmp_path).fill([ROWS * 20], "heads")
+    capsys.readouterr()
+    HiddenStateCache(DraftLayerModel(model, DraftLayerConfig(GAMMA, taps=(0, 1))), tmp_path).fill([ROWS * 20], "layer")
+    size = 2 * (8192 + 1) * sum(len(row.input_ids) for row in ROWS)
+    assert f"take {size / 1e6:,.0f} MB of disk" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("full", ["beforehand", "meanwhile"])
 def test_a_full_disk_keeps_some_texts_and_the_others_pass_again(
     full: str, tmp_path: Path, passes: list[int], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -209,7 +241,7 @@ def test_a_full_disk_keeps_some_texts_and_the_others_pass_again(
     drafter = DRAFTERS["draft layer"]()
     states = HiddenStateCache(drafter, tmp_path)
     if full == "beforehand":
-        free = 2 * states.bytes_of(6 + 9 + 5)
+        free = 2 * bytes_of(states, 6 + 9 + 5)
         monkeypatch.setattr(shutil, "disk_usage", lambda path: type("", (), {"free": free}))
     else:
         opened = Path.open
@@ -241,7 +273,7 @@ def test_a_full_disk_keeps_some_texts_and_the_others_pass_again(
 def test_states_of_another_target_are_not_read_and_count(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     drafter = DRAFTERS["draft layer"]()
     first = HiddenStateCache(drafter, tmp_path, {"base": "a"}, "one-")
-    most = first.bytes_of(6 + 9 + 16)
+    most = bytes_of(first, 6 + 9 + 16)
     assert first.fill([ROWS[:2]], "streams") and "not read" not in capsys.readouterr().err
     assert HiddenStateCache(drafter, tmp_path, {"base": "a"}, "two-").kept_rows(ROWS) == [0, 1]
     other = HiddenStateCache(drafter, tmp_path, {"base": "b"}, "one-", most)
@@ -260,6 +292,7 @@ def test_states_computed_at_first_use_are_kept(tmp_path: Path, passes: list[int]
     first = states(batch["input_ids"], batch["attention_mask"])
     again = states(batch["input_ids"], batch["attention_mask"])
     assert passes == [1, 9, 12] and torch.equal(first.entry, again.entry)
+    states.name()
     assert states.kept_rows(ROWS) == HiddenStateCache(drafter, tmp_path).kept_rows(ROWS) == [1, 2]
 
 

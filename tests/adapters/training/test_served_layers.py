@@ -25,7 +25,6 @@ from streamspec.adapters.drafters.draft_layer.model import DraftLayerModel
 from streamspec.adapters.drafters.drafting_model import TargetModel
 from streamspec.adapters.prepare import served_states
 from streamspec.adapters.train import train
-from streamspec.adapters.training import text_arrays
 from streamspec.adapters.training.served_layers import AnsweredStates, ServedLayers, read_states_alone
 from streamspec.bundle.manifest import OWN_WEIGHTS
 from streamspec.export import export_bundle
@@ -95,6 +94,7 @@ def test_states_of_answers_are_kept_until_they_are_closed(tmp_path: Path) -> Non
     states = AnsweredStates(own, tmp_path / "entered", 2, model.config.hidden_size)
     text, other = IDS[0].tolist(), IDS[0, :5].tolist()
     states.add(text)
+    states.texts.name()
     again = AnsweredStates(own, tmp_path / "entered", 2, model.config.hidden_size)  # of a run that goes on
     own.texts.clear()
     for kept in (states, again):
@@ -122,16 +122,21 @@ def test_states_that_16_bits_or_the_disk_cannot_hold_are_computed(tmp_path: Path
 def test_after_a_full_disk_texts_are_read_at_their_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny_model("llama")
     own = OwnStates(model, [1])
-    texts, written = [IDS[0].tolist(), IDS[0, :5].tolist(), IDS[1, :4].tolist()], iter([0, 1, 0, 0, 0, 0])
+    texts, opened, times = [IDS[0].tolist(), IDS[0, :5].tolist(), IDS[1, :4].tolist()], Path.open, iter([1, 0, 0, 0, 0])
     states = AnsweredStates(own, tmp_path / "entered", 1, model.config.hidden_size)
 
-    def full(handle: int) -> None:
-        if next(written):
+    def full(path: Path, mode: str) -> Any:
+        if next(times):
+            with opened(path, mode) as file:
+                file.write(b"a part of it")
             raise OSError(errno.ENOSPC, "full")
+        return opened(path, mode)
 
-    monkeypatch.setattr(text_arrays.os, "fsync", full)
-    for text in texts:
-        states.add(text)
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "open", full)
+        for text in texts:
+            states.add(text)
+        states.texts.name()
     for kept in (states, AnsweredStates(own, tmp_path / "entered", 1, model.config.hidden_size)):
         assert len(kept.texts.kept) == 2 and np.array_equal(kept(texts[0]), own(texts[0]))
         for text in texts[1:]:
