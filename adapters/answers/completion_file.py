@@ -27,7 +27,8 @@ class CompletionFile:
     def __init__(self, path: Path, made_by: dict[str, Any]) -> None:
         self.path, self.known = path, dict[tuple[int, ...], list[int]]()
         try:
-            lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+            content = path.read_text(encoding="utf-8") if path.exists() else ""
+            lines = content.splitlines()
             rows = [row for row in map(_parsed, lines) if row is not None]
             self.known = {tuple(row["prompt"]): list(row["answer"]) for row in rows[1:]}
         except (OSError, ValueError, KeyError, TypeError) as error:
@@ -41,7 +42,8 @@ class CompletionFile:
                 "name another file, or remove this one",
             )
         self.known = processes.from_first(self.known)  # the first may add answers before another has read the file
-        if processes.is_first():
+        whole = len(rows) == len(lines) and content.endswith("\n")
+        if processes.is_first() and not whole:  # another run may add to a whole one at this moment
             path.parent.mkdir(parents=True, exist_ok=True)
             write_text(path, "".join(json.dumps(row) + "\n" for row in rows or [made_by]))
 

@@ -185,6 +185,17 @@ def test_progress_counts_every_answer_once(tmp_path: Path, monkeypatch: pytest.M
     assert sum(counts) == len(PROMPTS) and len(counts) > 3 * len(PROMPTS) / 2  # once a token, for a sign of life
 
 
+def test_a_whole_file_is_left_to_others_that_add_to_it(tmp_path: Path) -> None:
+    path = tmp_path / "answers.jsonl"
+    CompletionFile(path, MADE_BY).add([[5]], [[6]])
+    file = path.stat().st_ino
+    CompletionFile(path, MADE_BY)
+    assert path.stat().st_ino == file
+    path.write_text(path.read_text().rstrip("\n"))  # torn behind the last bracket
+    CompletionFile(path, MADE_BY).add([[7]], [[8]])
+    assert CompletionFile(path, MADE_BY).known == {(5,): [6], (7,): [8]}
+
+
 def test_answers_of_another_target_are_refused(tmp_path: Path) -> None:
     CompletionFile(tmp_path / "answers.jsonl", {"target": "other"})
     with pytest.raises(DataError, match="answers of .*other.* expected .*tiny"):
