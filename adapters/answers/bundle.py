@@ -5,6 +5,8 @@ The bundle is opened by a function that is handed in, `streamspec.load`: trainin
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -12,8 +14,8 @@ from queue import SimpleQueue
 from typing import Any
 
 from streamspec.adapters.answers.request import AnswerRequest
-from streamspec.atomic import sha256_file
-from streamspec.bundle.manifest import MANIFEST
+from streamspec.bundle.files import read_manifest
+from streamspec.bundle.manifest import DATA
 
 AT_ONCE = 8  # answers that share the bundle's calls, where those can be shared
 CANCELLED = "cancelled"  # why an answer ended
@@ -45,8 +47,11 @@ class BundleAnswers:
             self.free.put(session)
 
     def made_by(self) -> dict[str, str]:
-        """The bundle, by its manifest, which holds the hashes of its files."""
-        return {"answers_from": f"bundle {sha256_file(self.folder / MANIFEST)}"}
+        """The bundle, by the hashes of its weights: made anew by another version, it answers alike."""
+        manifest = read_manifest(self.folder)
+        weights = {name: file.sha256 for name, file in sorted(manifest.files.items()) if name.endswith(DATA)}
+        hashed = hashlib.sha256(json.dumps([manifest.rounding, weights]).encode())
+        return {"answers_from": f"weights {hashed.hexdigest()}"}
 
     def answer(self, request: AnswerRequest) -> list[int]:
         """The answer as the bundle decodes it, with drafts."""

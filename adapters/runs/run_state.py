@@ -15,8 +15,8 @@ from streamspec.atomic import write_text
 from streamspec.errors import AdapterError, ConfigError
 from streamspec.option_fields import flag
 
-# options that a resumed run need not repeat
-MAY_CHANGE = ("out", "resume", "threads", "save_steps", "report_to", "tensorboard", "states_gb")
+# Options that a resumed run need not repeat; files of answers say who wrote them.
+MAY_CHANGE = ("out", "resume", "threads", "save_steps", "report_to", "tensorboard", "states_gb", "answers_from")
 MAY_GROW = ("max_minutes", "epochs")  # options of which a resumed run may have more
 
 

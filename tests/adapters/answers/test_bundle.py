@@ -10,6 +10,7 @@ import pytest
 
 from streamspec.adapters.answers.bundle import BundleAnswers
 from streamspec.adapters.answers.request import AnswerRequest
+from streamspec.bundle.manifest import FileInfo
 from streamspec.errors import ResourceError
 
 REQUEST = AnswerRequest([5, 6], 8, 0.0, 1.0, 0)
@@ -40,6 +41,19 @@ def test_a_cancelled_answer_is_not_read_again(cancelled: int | None) -> None:
     assert answers.answer(REQUEST) == [7, 8]
     assert session.calls == [[5, 6], [5, 6, 7, 8]][: 1 if cancelled == 0 else 2]
     assert kept == ([session] if cancelled is None else [])
+
+
+def test_a_bundle_made_anew_of_the_same_weights_goes_on_with_their_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    def answerer(**changes: Any) -> dict[str, str]:
+        files = {"model.onnx.data": FileInfo("ab" * 32, 5), "model.onnx": FileInfo(changes.pop("graph", "cd" * 32), 5)}
+        made: dict[str, Any] = {"rounding": "int8", "files": files} | changes
+        monkeypatch.setattr("streamspec.adapters.answers.bundle.read_manifest", lambda _: SimpleNamespace(**made))
+        return BundleAnswers(Path("bundle"), lambda folder, **_: FakeSession(), 1).made_by()
+
+    first = answerer()
+    assert answerer(tools={"streamspec": "9"}, graph="ef" * 32) == first
+    assert answerer(rounding="int4") != first
+    assert answerer(files={"model.onnx.data": FileInfo("01" * 32, 5)}) != first
 
 
 def test_a_text_as_long_as_the_context_is_not_read_again() -> None:
