@@ -14,12 +14,13 @@ MOST_LEFT_OUT = 0.1  # of the rows, for prompts that validation has
 
 
 def drawn_split(
-    rows: TokenRows, max_examples: int, seed: int, say: Callable[[str], None]
+    rows: TokenRows, max_examples: int, seed: int, say: Callable[[str], None], own: bool = False
 ) -> tuple[TokenRows, TokenRows]:
     """Training rows and validation rows: of one in twenty examples, at most `max_examples`, drawn by `seed`.
 
     No row is in both. Rows that ask the same as a drawn one are left out of training; where these are many, only those
-    that are the same. Says what it drew. Raises DataError for a single example.
+    that are the same, unless the target's `own` answers are learnt, of which a prompt has one. Says what it drew.
+    Raises DataError for a single example.
     """
     examples, first = np.unique(rows.examples, return_index=True)
     if len(examples) < 2:
@@ -28,7 +29,7 @@ def drawn_split(
     held = examples[_drawn(rows, first, np.random.default_rng(seed).permutation(len(examples)), count)]
     inside = np.isin(rows.examples, held)
     alike = _alike(rows, inside, rows.opening_bytes)
-    if alike.mean() > MOST_LEFT_OUT:
+    if alike.mean() > MOST_LEFT_OUT and not (own and (~inside & ~alike).any()):
         alike = _alike(rows, inside, rows.row_bytes)
     left = ~inside & ~alike
     if not left.any():

@@ -57,6 +57,14 @@ def test_where_all_prompts_are_alike_only_the_same_rows_are_left_out() -> None:
         drawn_split(rows_of(*(([7], [1], i) for i in range(30))), 10, 0, print)
 
 
+def test_of_own_answers_a_prompt_has_one_and_is_on_one_side_alone() -> None:
+    rows = rows_of(*(([7, i % 40], [i], i) for i in range(400)))  # ten references each
+    for own in (False, True):
+        train, val = drawn_split(rows, 100, 0, print, own)
+        openings = [{tuple(side.opening(i)) for i in range(len(side))} for side in (train, val)]
+        assert bool(openings[0] & openings[1]) != own and all(openings)
+
+
 def test_a_conversation_of_several_rows_is_drawn_as_a_whole() -> None:
     rows = rows_of(*(([7, i // 3] + [8] * (i % 3), [9], i // 3) for i in range(120)))
     train, val = drawn_split(rows, 2, 0, print)
