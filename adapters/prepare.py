@@ -44,7 +44,7 @@ from streamspec.adapters.training.device import start_budget
 from streamspec.adapters.training.served_layers import Opener, Served
 from streamspec.adapters.training_run import Run, RunInputs, answers_made_by
 from streamspec.atomic import sha256_file
-from streamspec.bundle.adapter_folder import PROVENANCE, STREAM_WEIGHTS, TASK_WEIGHTS, read_adapter
+from streamspec.bundle.adapter_folder import PROVENANCE, STREAM_WEIGHTS, TASK_WEIGHTS, read_adapter, read_json
 from streamspec.bundle.files import read_manifest
 from streamspec.data import fingerprints, sample_examples
 from streamspec.model_families import FAMILIES
@@ -151,7 +151,22 @@ def read_rows_of(
     rows = tokenized(names_of(config.data), data, "data")
     if config.val is not None:
         return rows, tokenized(names_of(config.val), val, "validation data")
-    return drawn_split(rows, config.val_rows, config.seed, say)
+    if config.begins_with is not None and not drawn_alike(config, config.begins_with, data):
+        say(
+            f"note: rows drawn for validation may be among those that {config.begins_with} learnt from, and figures on "
+            "them too good; --val names others"
+        )
+    own = config.recipe == "staged" and config.regenerate_rows > 0
+    return drawn_split(rows, config.val_rows, config.seed, say, own)
+
+
+def drawn_alike(config: TrainConfig, before: Path, data: Mapping[str, str]) -> bool:
+    """Tells whether the run that wrote the adapter `before` drew the same rows for validation, or more."""
+    provenance = read_json(before / PROVENANCE) if (before / PROVENANCE).exists() else {}
+    options = provenance.get("config", {})
+    same = options.get("val") is None and options.get("seed") == config.seed
+    files = [*provenance.get("data", {}).values()]
+    return same and files == [*data.values()] and config.val_rows <= options.get("val_rows", 0)
 
 
 def digest(hashes: Mapping[str, str]) -> str:

@@ -116,7 +116,11 @@ def fit_drafter(
     loss = drafter_loss(run, drafter, vocabulary)
     batch = planned_batch(run, name, drafter, RANKED, rows, config.drafter_batch, end, unread)
     stage = Stage(name, drafter, loss, rows, lr, batch, end, run.budget.note, check, ahead)
-    log, used = run_stage(stage, config, run.work / f"checkpoints-{name}")
+    try:
+        log, used = run_stage(stage, config, run.work / f"checkpoints-{name}")
+    finally:
+        if states is not None:
+            states.name()
     save_tensors(trainable_state(drafter), done)
     run.state.finish(name, used, log)
 
@@ -288,7 +292,9 @@ def own_answers(
     if not finished or len(found) < len(prompts):
         with answering(model):
             found = make_answers(run, model, prompts, file, ENDLESS if finished else until, name)
-    if not finished:
+    if not found and run.config.answers_itself:  # a resumed run with more time asks again
+        say(f"regenerating ({name}): none of {len(prompts)} prompts in the time for it: references, if any, are taken")
+    elif not finished:
         reached = {tuple(prompt) for prompt, _ in found}
         if processes.is_first():
             write_text(used, json.dumps([i for i, prompt in enumerate(prompts) if tuple(prompt) in reached]))
@@ -316,11 +322,13 @@ def checked_rows(run: Run, drafter: DraftingModel) -> Sequence[TokenRow]:
     """The rows that validate a drafter while it trains: the target's own answers where it stays the same and they are
     there, else the references.
     """
-    if not drafter.frozen:
-        return run.val_rows
-    known, ends = kept_answers(run, "val").known, run.formatter.end_ids
-    prompts = run.val_prompts.prompts(run.config.longest_prompt, run.config.val_rows)
-    return [joined(prompt, up_to_end(answer, ends)) for prompt, answer in answered(prompts, known)] or run.val_rows
+    return (known_answers(run, run.val_prompts, run.config.val_rows, "val") if drafter.frozen else []) or run.val_rows
+
+
+def known_answers(run: Run, asked: TokenRows, count: int, name: str) -> list[TokenRow]:
+    """As `own_answers`, those that are there."""
+    found = answered(asked.prompts(run.config.longest_prompt, count), kept_answers(run, name).known)
+    return [joined(prompt, up_to_end(answer, run.formatter.end_ids)) for prompt, answer in found]
 
 
 def finish_drafter(
@@ -332,8 +340,10 @@ def finish_drafter(
     measured = measure_loss(run, drafter, run.budget.until_done(TEXTS, work))
     work.pop(TEXTS)
     with drafter.drafter_lora(False):
-        until = run.budget.until_done(ANSWERS, work)
-        answers = own_answers(run, model, run.val_prompts, run.config.val_rows, "val", until)
+        asked, until = (run.val_prompts, run.config.val_rows, "val"), run.budget.until_done(ANSWERS, work)
+        # A target whose layers are gone is not asked again, whatever else wrote to the file of answers.
+        there = known_answers(run, *asked) if drafter.frozen else []
+        answers = there or own_answers(run, model, *asked, until)
     rows: Sequence[TokenRow] = answers or run.val_rows
     rest: dict[str, float] = {RANKED: len(rows), DESCRIBED: len(rows)}
     ranks = record_ranks(drafter, rows, vocabulary, until=run.budget.until_done(RANKED, rest))

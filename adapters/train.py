@@ -11,9 +11,7 @@ Every stage can be interrupted and resumed.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from datetime import datetime
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -31,6 +29,7 @@ from streamspec.adapters.models import choose_vocabulary, drafter_class, load_ta
 from streamspec.adapters.prepare import prepare
 from streamspec.adapters.recipe_stages import finish_drafter, fit_drafter, own_answers, task_stage
 from streamspec.adapters.reporting.quiet import our_words_only
+from streamspec.adapters.runs.day import day_of, keep_day
 from streamspec.adapters.runs.failures import one_line_failures
 from streamspec.adapters.runs.run_folder import WORK
 from streamspec.adapters.runs.run_lock import sole_owner
@@ -38,9 +37,7 @@ from streamspec.adapters.training.config import TrainConfig, names_of
 from streamspec.adapters.training.device import spare_allocator, start_budget
 from streamspec.adapters.training.served_layers import Opener
 from streamspec.adapters.training_run import Run, preview
-from streamspec.data.sources import sources
 from streamspec.errors import DataError
-from streamspec.prompt.template_sandbox import TODAY
 
 VALIDATION_SHARE = 0.15  # of the time after the task LoRA's: the target's answers to validation prompts are there
 ANSWERS_SHARE = 0.4  # of that time: those to training prompts are there
@@ -73,8 +70,10 @@ def train(
     with processes.first_ahead():
         check_early(config)
     alone = sole_owner(config.out / WORK)
-    with our_words_only(), one_line_failures(config.out), alone, budget, day_of(names_of(config.data)):
+    day = day_of(names_of(config.data), config.out, config.answers, config.resume)
+    with our_words_only(), one_line_failures(config.out), alone, budget, day:
         run = prepare(config, budget, load, lower_layers)
+        keep_day(config.out, config.answers)
         say(f"example:\n{preview(run)}")
         if config.drafter.model is None:
             summary = train_lora(run)
@@ -85,20 +84,6 @@ def train(
     if processes.is_first():
         shutil.rmtree(run.work, ignore_errors=True)
     return summary
-
-
-@contextmanager
-def day_of(data: Sequence[str]) -> Iterator[None]:
-    """Templates that write today's date write the day on which the data last changed: a run that goes on tomorrow, and
-    the next over the same data, find their answers and states by the same tokens."""
-    found = [file for source in sources(data) for file in source.files()]
-    changed = max((file.stat().st_mtime for file in found if file.exists()), default=None)
-    changed = processes.from_first(changed)  # a copy of the data elsewhere may be of another day
-    token = TODAY.set(None if changed is None else datetime.fromtimestamp(changed))
-    try:
-        yield
-    finally:
-        TODAY.reset(token)
 
 
 def train_lora(run: Run) -> dict[str, Any]:
@@ -151,13 +136,13 @@ def train_staged(run: Run) -> dict[str, Any]:
             task_stage(run, task, used)
     model = load_target(run, task)
     # Its answers stay the same, so their time is known before the drafter begins.
-    until = run.budget.until(used + VALIDATION_SHARE * (1 - used))
+    until = run.budget.until(used + VALIDATION_SHARE * (1 - used), of_left=VALIDATION_SHARE)
     validating = own_answers(run, model, run.val_prompts, config.val_rows, "val", until)
     if config.answers_itself:
         run.val_rows = answered_or_refused(run.val_rows, validating)
     rows: Sequence[TokenRow] = run.rows
     if config.regenerate_rows:
-        until = run.budget.until(used + ANSWERS_SHARE * (1 - used))
+        until = run.budget.until(used + ANSWERS_SHARE * (1 - used), of_left=ANSWERS_SHARE - VALIDATION_SHARE)
         rows = own_answers(run, model, run.prompts, config.regenerate_rows, "train", until)
         if not rows:
             rows = answered_or_refused(run.rows) if config.answers_itself else run.rows

@@ -93,10 +93,13 @@ class TimeBudget:
         """Returns the seconds used so far, all attempts together."""
         return self.before + self.now() - self.began
 
-    def until(self, share: float = 1.0, kept: float = 0.0) -> Deadline:
-        """The moment when `share` of the whole command's time but for `kept` seconds is over."""
-        total = math.inf if self.minutes is None else max(60 * self.minutes - kept, 0.0) * share
-        return Deadline(self.now() + total - self.elapsed(), self.now)
+    def until(self, share: float = 1.0, kept: float = 0.0, of_left: float = 0.0) -> Deadline:
+        """The moment when `share` of the whole command's time but for `kept` seconds is over, or `of_left` of what is
+        left of it where that is later."""
+        if self.minutes is None:
+            return Deadline(math.inf, self.now)
+        total, elapsed = max(60 * self.minutes - kept, 0.0), self.elapsed()
+        return Deadline(self.now() + max(total * share - elapsed, (total - elapsed) * of_left), self.now)
 
     @property
     def short(self) -> bool:

@@ -26,6 +26,7 @@ from streamspec.adapters.answers import self_distillation
 from streamspec.adapters.checks import joined_words
 from streamspec.adapters.dataset.token_rows import TokenRow
 from streamspec.adapters.drafters.draft_layer import model as draft_layer
+from streamspec.adapters.runs.day import day_of, keep_day
 from streamspec.adapters.train import train
 from streamspec.adapters.training import trainer
 from streamspec.data import Example
@@ -79,10 +80,36 @@ def test_the_day_that_templates_write_is_that_of_all_files_that_a_name_means(tmp
     (tmp_path / "a.jsonl").write_text("{}")
     os.utime(tmp_path / "a.jsonl", (1.6e9, 1.6e9))  # in 2020
     for name in ("*.jsonl", "a.jsonl"):
-        with train_module.day_of([str(tmp_path / name)]):
-            day = TODAY.get()
-            assert day is not None and day.year == 2020
+        with day_of([str(tmp_path / name)], tmp_path / "out", None, False):
+            assert written_day() == 2020
     assert TODAY.get() is None
+
+
+def written_day() -> int:
+    today = TODAY.get()
+    assert today is not None
+    return today.year
+
+
+def test_a_run_and_a_file_of_answers_keep_the_day_of_their_prompts(tmp_path: Path) -> None:
+    data, answers = tmp_path / "a.jsonl", tmp_path / "answers.jsonl"
+    data.write_text("{}")
+    (tmp_path / "one" / "run").mkdir(parents=True)
+    os.utime(data, (1.6e9, 1.6e9))
+    with day_of([str(data)], tmp_path / "one", answers, False):
+        keep_day(tmp_path / "one", answers)
+    os.utime(data, (1.7e9, 1.7e9))  # in 2023: copied, or with more rows
+    for out, kept, resume, year in (
+        ("one", None, True, 2020),
+        ("two", answers, False, 2020),
+        ("one", None, False, 2023),
+        ("two", tmp_path / "others.jsonl", False, 2023),
+    ):
+        with day_of([str(data)], tmp_path / out, kept, resume):
+            assert written_day() == year
+    (tmp_path / "answers.jsonl.day").write_text("damaged")
+    with day_of([str(data)], tmp_path / "two", answers, False):
+        assert written_day() == 2023
 
 
 def test_lora_folder_is_peft_loadable_and_learnt_something(task: Path, base: Path) -> None:
@@ -224,6 +251,18 @@ def test_an_untouched_base_answers_prompts_alone(
     monkeypatch.setattr(train_module, "own_answers", lambda *_: [])
     with pytest.raises(DataError, match=r"no time to answer one.*--max-minutes"):
         train(options(base, prompts, tmp_path / "late", target_adapter="base", **small))
+
+
+def test_answers_that_had_no_time_are_asked_for_again_with_more(
+    base: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    rows = [json.loads(line) for line in data.read_text().splitlines()]
+    prompts.write_text("".join(json.dumps({"prompt": row["prompt"]}) + "\n" for row in rows))
+    given = {"target_adapter": "base", "epochs": 0.2, "draft_vocab": 0}
+    with pytest.raises(DataError, match="no time to answer one"):
+        train(options(base, prompts, tmp_path / "out", max_minutes=1e-4, **given))
+    assert "tau" in train(options(base, prompts, tmp_path / "out", resume=True, **given))
 
 
 def test_prompts_alone_among_answered_rows_teach_no_empty_answer() -> None:

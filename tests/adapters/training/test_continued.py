@@ -46,6 +46,21 @@ def again(base: Path, data: Path, folder: Path, out: Path, **changes: Any) -> Tr
     return TrainConfig.from_dict(given)
 
 
+def test_rows_that_a_continued_run_draws_anew_are_pointed_out(
+    base: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    more, note = tmp_path / "more.jsonl", "rows drawn for validation may be among those"
+    more.write_text(data.read_text() + json.dumps({"prompt": "zz", "completion": "zz"}) + "\n")
+    for number, (val, later, noted) in enumerate(
+        [(None, data, False), (None, more, True), (data, data, True)], start=1
+    ):
+        first, second = tmp_path / f"first{number}", tmp_path / f"second{number}"
+        train(options(base, data, first, **(SMALL | RUNS["staged base"] | {"val": val})))
+        capsys.readouterr()
+        train(again(base, later, first, second))
+        assert (note in capsys.readouterr().err) == noted
+
+
 @pytest.mark.parametrize("name", RUNS)
 def test_a_continued_run_begins_with_the_weights_and_options_of_the_adapter(
     name: str, base: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
