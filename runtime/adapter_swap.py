@@ -41,7 +41,7 @@ class AdapterSwapper:
     def __init__(
         self, folder: Path, manifest: Manifest, runner: OrtRunner, options: LoadOptions, data: SourceData = NO_DATA
     ) -> None:
-        self.folder = folder
+        self.folder = folder.absolute()
         self.bundle = manifest
         self.runner = runner
         self.options = options

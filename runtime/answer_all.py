@@ -11,50 +11,79 @@ from typing import TYPE_CHECKING
 from streamspec.runtime.options import GenerationOptions
 from streamspec.runtime.stream import Completion, Stream
 
+CANCELLED = "cancelled"  # why an answer ended
+
 if TYPE_CHECKING:
     from streamspec.runtime.session import Session
 
 
 def answer_all(session: Session, prompts: Sequence[Sequence[int]], options: GenerationOptions) -> list[Completion]:
     """Returns the answers in order. Checks all prompts before the first is read. Where an answer fails, the others are
-    cancelled and its error is raised."""
+    cancelled and its error is raised; `Session.cancel` ends all that are not finished."""
     opened = [session.stream(ids, options) for ids in prompts]
     at_once = min(session.batch, len(prompts))
-    if at_once < 2:
-        return [Completion.of(list(stream)) for stream in opened]
-    others = [session.another() for _ in range(at_once - 1)]
-    left, answers, errors = deque(enumerate(prompts)), dict[int, Completion](), list[BaseException]()
-    running: dict[Session, Stream] = {}
-
-    def end(error: BaseException) -> None:
-        errors.append(error)
-        for stream in list(running.values()):
+    if at_once > 1:
+        return _SeveralAtOnce(prompts, options).answer(session, at_once)
+    answers = list[Completion]()
+    for stream in opened:
+        if answers and answers[-1].finish_reason == CANCELLED:
             stream.cancel()
+        answers.append(Completion.of(list(stream)))
+    return answers
 
-    def work(worker: Session) -> None:
+
+class _SeveralAtOnce:
+    """Sessions that take the next prompt each, in threads of their own."""
+
+    def __init__(self, prompts: Sequence[Sequence[int]], options: GenerationOptions) -> None:
+        self._options, self._left = options, deque(enumerate(prompts))
+        self._answers = dict[int, Completion]()
+        self._running: dict[Session, Stream] = {}
+        self._errors, self._stopped = list[BaseException](), threading.Event()
+
+    def answer(self, session: Session, at_once: int) -> list[Completion]:
+        """The answers in order."""
+        others, started = [session.another() for _ in range(at_once - 1)], list[threading.Thread]()
         try:
-            while not errors:
+            for other in others:
+                thread = threading.Thread(target=self._work, args=(other,), name="streamspec", daemon=True)
+                thread.start()
+                started.append(thread)
+        except RuntimeError as error:  # no more threads
+            self._end(error)
+        self._work(session)
+        for thread in started:
+            try:
+                thread.join()
+            except BaseException as error:  # Ctrl-C
+                self._end(error)
+                thread.join()
+        if self._errors:
+            raise self._errors[0]
+        return [self._answers[number] for number in sorted(self._answers)]
+
+    def _work(self, worker: Session) -> None:
+        try:
+            while not self._errors:
                 try:
-                    number, ids = left.popleft()
+                    number, ids = self._left.popleft()
                 except IndexError:
                     return
-                running[worker] = stream = worker.stream(ids, options)
-                if errors:  # since it was asked for
-                    return
-                answers[number] = Completion.of(list(stream))
+                self._running[worker] = stream = worker.stream(ids, self._options)
+                if self._stopped.is_set():  # since it was asked for
+                    stream.cancel()
+                self._answers[number] = Completion.of(list(stream))
+                if self._answers[number].finish_reason == CANCELLED:
+                    self._stop()
         except BaseException as error:
-            end(error)
+            self._end(error)
 
-    threads = [threading.Thread(target=work, args=(worker,), name="streamspec", daemon=True) for worker in others]
-    for thread in threads:
-        thread.start()
-    work(session)
-    for thread in threads:
-        try:
-            thread.join()
-        except BaseException as error:  # Ctrl-C
-            end(error)
-            thread.join()
-    if errors:
-        raise errors[0]
-    return [answers[number] for number in range(len(prompts))]
+    def _end(self, error: BaseException) -> None:
+        self._errors.append(error)
+        self._stop()
+
+    def _stop(self) -> None:
+        """Ends what is under way, and what comes next before it is read."""
+        self._stopped.set()
+        for stream in list(self._running.values()):
+            stream.cancel()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import stat
+import sys
 import threading
 import warnings
 from collections.abc import Sequence
@@ -42,7 +43,7 @@ class PastAnswers:
         self.store: AnswerStore | None = None
         self._end, self._vocab = model.eos_token_ids[0], model.vocab_size
         self._header = f"{KIND} {manifest.files[TOKENIZER].sha256}\n".encode()
-        self._path, self._lock = None if path is None else Path(path), threading.RLock()
+        self._path, self._lock = None if path is None else Path(path).absolute(), threading.RLock()
         self._tokens, self._ordered = list[int](), 0
         if self._path is not None:
             self._tokens = self._read(self._path)
@@ -114,6 +115,8 @@ class PastAnswers:
         return [int(token) for token in tokens]
 
     def _append(self, path: Path, data: bytes) -> None:
+        if sys.is_finalizing():  # files can no longer be opened
+            return
         try:
             with _private(path) as file:
                 file.write(data if file.tell() else self._header + data)

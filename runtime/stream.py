@@ -178,8 +178,14 @@ class Stream(Iterator[Chunk]):
         return chunk
 
     def close(self) -> None:
-        """Ends the answer without reading further and frees the session; a chat drops the turn."""
-        self._chunks.close()
+        """Ends the answer without reading further and frees the session; a chat drops the turn. An answer that another
+        thread reads ends there."""
+        try:
+            self._chunks.close()
+        except ValueError as error:
+            if "already executing" not in str(error):
+                raise
+            self.cancel(rollback=True)
 
     def cancel(self, rollback: bool = False) -> None:
         """Ends the answer from any thread, also while the prompt is read.

@@ -61,13 +61,15 @@ class PassedChecks:
 
     def __init__(self, folder: str | Path | None = None) -> None:
         try:
-            self._folder: Path | None = Path(folder or cache_dir()) / "passed"
+            self._folder: Path | None = Path(folder or cache_dir()).absolute() / "passed"
         except ConfigError:
             self._folder = None
 
     def __contains__(self, rests_on: object) -> bool:
         """`rests_on`: all that decides whether the check passes, with a `repr` of its own for every value."""
-        return self._folder is not None and self._note(self._folder, rests_on).exists()
+        return self._folder is not None and os.path.exists(
+            self._note(self._folder, rests_on)
+        )  # False if none may enter
 
     def add(self, rests_on: object) -> None:
         if self._folder is not None:

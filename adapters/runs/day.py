@@ -36,7 +36,9 @@ def day_of(data: Sequence[str], out: Path, answers: Path | None, resume: bool) -
 def keep_day(out: Path, answers: Path | None) -> None:
     """Keeps that day for the run in `out` when it is resumed, and for later runs over the same `answers`."""
     today = TODAY.get()
-    for place in places(out, answers) if today is not None and processes.is_first() else ():
+    if today is None or not processes.is_first():
+        return
+    for place in places(out, answers):
         if not place.exists():
             write_text(place, str(today.timestamp()))
 

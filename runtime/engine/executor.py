@@ -10,14 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from streamspec.errors import BundleError, ResourceError
 from streamspec.runtime.decoding.model_runner import Cancelled
-from streamspec.runtime.engine.loaded_model import LoadedModel
+from streamspec.runtime.engine.loaded_model import LoadedModel, no_memory
 
 if TYPE_CHECKING:
     from streamspec.runtime.engine.shared.call_sharing import CallSharing
     from streamspec.runtime.engine.shared.shared_call import SharedRows
-
-# What ONNX Runtime says where a call gets no memory.
-NO_MEMORY = "Failed to allocate memory", "bad_alloc", "bad allocation", "out of memory"
 
 
 class GraphExecutor:
@@ -93,7 +90,7 @@ def run_options(ort: Any, shrink: bool = False, graph_id: int = -1) -> Any:
 
 def graph_failed(error: Exception) -> BundleError | ResourceError:
     """Returns the error of a call that ONNX Runtime refused."""
-    if isinstance(error, MemoryError) or any(words in str(error) for words in NO_MEMORY):
+    if no_memory(error):
         fix = "close something, or give a smaller context"
         return ResourceError("no memory is left for a call of the model", "more", fix)
     return BundleError(f"the graph failed: {error}", "a graph that runs", "check the bundle, export it again")

@@ -18,7 +18,7 @@ from streamspec.bundle.cache_section import CAPTURED, COMPACT
 from streamspec.bundle.manifest import CHOICE, FLOAT_ROWS, MODEL, NATIVE, Manifest
 from streamspec.bundle.model_section import SHORT
 from streamspec.captured.packed_call import captured_features
-from streamspec.errors import BundleError, ConfigError, ProviderError
+from streamspec.errors import BundleError, ConfigError, ProviderError, ResourceError
 from streamspec.paths import PassedChecks
 from streamspec.runtime.engine.graph_interface import check_interface, shares_calls
 from streamspec.runtime.engine.idle_unload import IdleUnloader
@@ -58,6 +58,20 @@ class Unloadable(Protocol):
         """Binds to the model, which may have been opened again."""
 
 
+# What ONNX Runtime and systems say where there is no memory.
+NO_MEMORY = "Failed to allocate memory", "bad_alloc", "bad allocation", "out of memory", "Cannot allocate memory"
+
+
+def no_memory(error: Exception) -> bool:
+    """Tells whether a graph could not be opened or run for want of memory."""
+    return isinstance(error, MemoryError) or any(words in str(error) for words in NO_MEMORY)
+
+
+def no_room(file: Path) -> ResourceError:
+    """Returns the error of a graph that cannot be opened for want of memory."""
+    return ResourceError(f"no memory is left to open {file.name}", "more", "close something, or take a smaller model")
+
+
 class LoadedModel:
     """The graph of a bundle, `manifest`, open on a provider. `sampler`: of a static bundle, a session of the graph that
     chooses tokens where that is not greedy."""
@@ -77,7 +91,7 @@ class LoadedModel:
         `spin`: as of `load`. `capture`: lets a provider capture the graph, if it is one that the provider does.
         """
         self.threads = threads if threads is not None else physical_cores()
-        self.path = path
+        self.path = path = path.absolute()  # it is opened again, from wherever the program may be by then
         self.folder = path.parents[len(Path(manifest.model_file).parts) - 1]  # of the bundle
         self.manifest = manifest
         self.provider = provider
@@ -180,6 +194,8 @@ class LoadedModel:
                 )
         except Exception as error:
             what = f"ONNX Runtime {self.version} cannot load {path.name}"
+            if on_cpu(self.provider) and no_memory(error):
+                raise no_room(path) from None
             if on_cpu(self.provider):
                 raise BundleError(
                     f"{what}: {error}", "a graph it can run", "export the bundle again or update onnxruntime"
@@ -202,6 +218,8 @@ class LoadedModel:
                 str(self.folder / CHOICE), self.options(), providers=["CPUExecutionProvider"]
             )
         except Exception as error:
+            if no_memory(error):
+                raise no_room(self.folder / CHOICE) from None
             raise BundleError(
                 f"ONNX Runtime {self.version} cannot load {CHOICE}: {error}",
                 "a graph it can run",

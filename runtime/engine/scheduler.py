@@ -23,16 +23,17 @@ class _Turn:
 
     def __enter__(self) -> None:
         queue = self._queue
-        queue.append(self)
-        if queue[0] is self and not self._cancelled.is_set():
-            return
         try:
+            queue.append(self)
+            if queue[0] is self and not self._cancelled.is_set():
+                return
             with self._changed:
                 self._changed.wait_for(lambda: queue[0] is self or self._cancelled.is_set())
             if self._cancelled.is_set():
                 raise Cancelled
         except BaseException:
-            self.__exit__()
+            if self in queue:
+                self.__exit__()
             raise
 
     def __exit__(self, *_: object) -> None:

@@ -230,9 +230,15 @@ def import_onnxruntime() -> Any:
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
     try:
         import onnxruntime
-    except ModuleNotFoundError:
+    except ImportError as error:
+        if isinstance(error, ModuleNotFoundError) and error.name == "onnxruntime":
+            raise ConfigError(
+                "onnxruntime is not installed", "ONNX Runtime 1.31 or newer", 'run: pip install "streamspec[cpu]"'
+            ) from None
         raise ConfigError(
-            "onnxruntime is not installed", "ONNX Runtime 1.31 or newer", 'run: pip install "streamspec[cpu]"'
+            f"onnxruntime cannot be loaded: {error}",
+            "ONNX Runtime and the libraries that it needs",
+            "install it again; Windows needs the Visual C++ runtime",
         ) from None
     return onnxruntime
 

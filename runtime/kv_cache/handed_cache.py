@@ -25,6 +25,10 @@ class HandedCache(KeyValueCache):
         super().__init__(groups, limit)
         self.written, self._rows = self._room(), 0  # of the last call
 
+    def reachable(self, length: int) -> int:
+        """See `Cache`. A copy that was interrupted (Ctrl-C) leaves nothing to go on from."""
+        return super().reachable(min(length, self.length))
+
     def _extend(self) -> None:
         old = [array.copy() for array in self._packed(self.data, self.length)]
         data, written = self._room(), self._room()
@@ -39,15 +43,19 @@ class HandedCache(KeyValueCache):
         if count == self._rows:
             self.data, self.written = self.written, self.data
         else:
-            self._copy(self.written, self.length + self._rows, self.data, self.length + count)
+            length, self.length = self.length, 0  # until all is copied
+            self._copy(self.written, length + self._rows, self.data, length + count)
+            self.length = length
         self.length += count
 
     def rewind(self, length: int) -> None:
         before = self.length
         super().rewind(length)
         if 0 < length < before:
+            self.length = 0  # until all is copied
             self._copy(self.data, before, self.written, length)
             self.data, self.written = self.written, self.data
+            self.length = length
 
     def rows(self) -> list[np.ndarray]:
         return [array.copy() for array in self._packed(self.data, self.length)]

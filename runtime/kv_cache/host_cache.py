@@ -160,7 +160,10 @@ def zeros(group: CacheGroup, slots: int) -> np.ndarray:
     """Returns zeros: uninitialised rows could hold NaN, which masking does not undo."""
     shape = group.shape(slots)
     if not LAZY:
-        return np.zeros(shape, dtype=group.dtype)
+        try:
+            return np.zeros(shape, dtype=group.dtype)
+        except MemoryError:
+            raise _no_room(group.bytes(slots), slots, "no memory is left") from None
     return np.frombuffer(address_space(group.bytes(slots), slots), group.dtype).reshape(shape)
 
 
@@ -170,15 +173,17 @@ def address_space(size: int, slots: int) -> mmap.mmap:
     try:
         room = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except OSError as error:
-        raise ResourceError(
-            f"no room for {slots} tokens of context: {error.strerror}",
-            f"{size / 1e6:,.0f} MB",
-            "give a smaller context",
-        ) from None
+        raise _no_room(size, slots, str(error.strerror)) from None
     if sys.platform == "linux":  # numpy would ask for huge pages, and the first row of every head would take 2 MB
         with contextlib.suppress(OSError):  # a kernel without any
             room.madvise(mmap.MADV_NOHUGEPAGE)
     return room
+
+
+def _no_room(size: int, slots: int, why: str) -> ResourceError:
+    return ResourceError(
+        f"no room for {slots} tokens of context: {why}", f"{size / 1e6:,.0f} MB", "give a smaller context"
+    )
 
 
 def views(groups: Sequence[CacheGroup], data: Sequence[np.ndarray]) -> list[Sequence[np.ndarray]]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import sys
 import time
 from pathlib import Path
 
@@ -45,7 +46,7 @@ def costs_file(
         parts += [library.kernels, library.sources]
     parts += [] if draft is None else [str(window) if window else draft.to_json()]
     key = hashlib.sha256("\n".join(parts).encode()).hexdigest()
-    return Path(folder) / "calibration" / f"{key[:32]}.json"
+    return Path(folder).absolute() / "calibration" / f"{key[:32]}.json"
 
 
 def save_record(file: Path | None, record: CostRecord) -> None:
@@ -104,6 +105,8 @@ class CostKeeper:
 
     def __call__(self, costs: LearnedRowCosts, closing: bool) -> None:
         """`closing`: the session closes, so write it now."""
+        if sys.is_finalizing():  # a stream that the program left half read: files can no longer be opened
+            return
         now = time.monotonic()
         new = costs.steps - self._steps
         if new >= FEW_STEPS and (closing or new >= self._steps or now >= self._next):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from streamspec import __version__
 from streamspec.bundle.manifest import MODEL, Manifest
-from streamspec.errors import StreamspecError, one_line
+from streamspec.errors import ResourceError, StreamspecError, one_line
 from streamspec.paths import PassedChecks, file_state
 from streamspec.runtime.engine.loaded_model import LoadedModel
 from streamspec.runtime.engine.memory_estimate import runs_native
@@ -47,7 +47,7 @@ def open_runner(
     search = _ProviderSearch(folder, manifest, options, cpu_bundle)
     runner = search.best()
     choice = _choice(runner, tuple(search.passed_over.items()))
-    if cpu_bundle is not None and runner.model.folder == cpu_bundle.folder:
+    if cpu_bundle is not None and runner.model.folder == cpu_bundle.folder.absolute():
         choice = replace(choice, bundle=str(cpu_bundle.folder))
     return runner, choice
 
@@ -180,6 +180,8 @@ class _ProviderSearch:
         try:
             return self._open(name)
         except StreamspecError as error:
+            if isinstance(error, ResourceError) and on_cpu(name):  # the other graph takes more
+                raise
             self.passed_over[name] = one_line(error.found, 200)
             return None
 

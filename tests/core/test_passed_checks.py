@@ -33,6 +33,12 @@ def test_a_note_stands_for_what_it_names_alone_and_for_other_processes(tmp_path:
     assert ("sha256", "b") not in passed and ("self-test", "a") not in passed
 
 
+def test_where_no_note_can_be_looked_for_none_is_there(tmp_path: Path) -> None:
+    passed = PassedChecks(tmp_path / ("n" * 300))  # as in a folder that may not be entered
+    passed.add("a")
+    assert "a" not in passed
+
+
 def test_a_file_that_changed_just_now_has_no_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "a"
     file.write_bytes(b"1")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import threading
 import time
@@ -35,6 +36,45 @@ def test_a_stream_cancelled_before_it_began_reads_nothing() -> None:
     stream.cancel()
     assert [c.finish_reason for c in stream] == ["cancelled"] and not toy(session).calls
     assert session.generate("p", max_new_tokens=3).text == "abc"
+
+
+def test_a_stream_that_another_thread_reads_is_closed_there() -> None:
+    session, texts = slow(0.05), list[str]()
+    stream = session.stream("p", max_new_tokens=100)
+    reader = threading.Thread(target=lambda: texts.extend(chunk.text for chunk in stream))
+    reader.start()
+    time.sleep(0.12)
+    stream.close()
+    reader.join(5)
+    assert not reader.is_alive() and 0 < len(texts) < 50
+    assert session.generate("p", max_new_tokens=2).text == "ab"
+
+
+def test_a_coroutine_may_close_the_stream_whose_reading_was_cancelled() -> None:
+    session = slow(0.05)
+
+    async def read() -> None:
+        async with asyncio.timeout(0.12):
+            with contextlib.closing(session.stream("p", max_new_tokens=100)) as stream:
+                async for _ in stream:
+                    pass
+
+    with pytest.raises(TimeoutError):
+        asyncio.run(read())
+    assert session.generate("p", max_new_tokens=2).text == "ab"
+
+
+def test_cancel_ends_all_answers_of_a_list() -> None:
+    session, calls = saying(TEXT * 4, context=400, rows=1), list[int]()
+
+    def third() -> None:
+        calls.append(1)
+        if len(calls) == 3:
+            session.cancel()
+
+    toy(session).on_call = third
+    answers = session.generate(["p", "q", "r"], max_new_tokens=50)
+    assert [answer.finish_reason for answer in answers] == ["cancelled"] * 3 and len(calls) < 6
 
 
 def test_a_cancel_while_the_prompt_is_read_ends_there() -> None:

@@ -206,6 +206,20 @@ def test_a_chat_goes_on_after_unloading(bundles: Bundles, tmp_path: Path) -> Non
     assert session.chat("more", max_new_tokens=8).token_ids == awake.chat("more", max_new_tokens=8).token_ids
 
 
+def test_a_bundle_is_opened_again_from_another_folder(
+    bundles: Bundles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = bundles("fp32")
+    monkeypatch.chdir(folder.parent)
+    session = load(folder.name, threads=1, cache_dir="cache", past_answers="answers.bin")
+    expected = session.generate("hello", max_new_tokens=9).token_ids
+    monkeypatch.chdir(tmp_path)
+    session.unload()
+    assert session.generate("hello", max_new_tokens=9).token_ids == expected
+    session.close()
+    assert not any(tmp_path.iterdir()) and (folder.parent / "answers.bin").exists()
+
+
 def test_all_sessions_of_a_bundle_unload_and_reload_together(bundles: Bundles, tmp_path: Path) -> None:
     first = opened(bundles("fp32"), tmp_path)
     second = first.another()
@@ -351,12 +365,13 @@ def test_an_answer_can_be_ended_while_its_bundle_reloads(
     [
         "stream = session.stream('hello', max_new_tokens=100); next(stream)",
         "for _ in range(3): session.another().stream('hello', max_new_tokens=100).start()",
+        "def use(): stream\nstream = session.stream('hello', max_new_tokens=100)\nfor _ in range(20): next(stream)",
     ],
 )
 def test_a_program_ends_in_the_middle_of_an_answer(left: str, bundles: Bundles, tmp_path: Path) -> None:
     code = f"""
 from streamspec.runtime import load
-session = load({str(bundles("fp32"))!r}, threads=1, idle=1000, cache_dir={str(tmp_path)!r})
+session = load({str(bundles("endless fp32"))!r}, threads=1, idle=1000, cache_dir={str(tmp_path)!r})
 {left}
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)

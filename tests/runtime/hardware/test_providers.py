@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -18,11 +19,12 @@ from typer.testing import CliRunner
 from streamspec.bundle.cache_section import COMPACT
 from streamspec.bundle.manifest import Manifest
 from streamspec.cli import app
-from streamspec.errors import BundleError, ConfigError, ProviderError
+from streamspec.errors import BundleError, ConfigError, ProviderError, ResourceError
 from streamspec.runtime import load
 from streamspec.runtime.engine import loaded_model as graph
 from streamspec.runtime.engine.ort_runner import OrtRunner
 from streamspec.runtime.hardware import providers
+from streamspec.runtime.hardware.int8_saturation import products_saturate
 from streamspec.runtime.hardware.providers import (
     CPU,
     DEVICE,
@@ -49,6 +51,30 @@ def mirror(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Provider:
     monkeypatch.setenv("STREAMSPEC_CACHE", str(tmp_path / "cache"))
     monkeypatch.setitem(PROVIDERS, "mirror", MIRROR)
     return MIRROR
+
+
+@pytest.mark.parametrize("error", [RuntimeError("Exception during initialization: std::bad_alloc"), MemoryError()])
+def test_a_graph_without_memory_is_no_broken_bundle_and_no_larger_one_is_tried(
+    error: Exception, bundles: Bundles, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    folder, tried, _ = bundles("int8"), list[str](), products_saturate()
+
+    def full(path: str, *_: Any, **__: Any) -> None:
+        tried.append(path)
+        raise error
+
+    monkeypatch.setattr(onnxruntime, "InferenceSession", full)
+    with pytest.raises(ResourceError, match="no memory is left to open"):
+        load(folder, threads=1, cache_dir=tmp_path)
+    assert len(tried) == 1
+
+
+def test_an_onnxruntime_that_cannot_be_loaded_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "onnxruntime.py").write_text("raise ImportError('DLL load failed')")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "onnxruntime")
+    with pytest.raises(ConfigError, match="onnxruntime cannot be loaded: DLL load failed"):
+        providers.import_onnxruntime()
 
 
 class Opened:

@@ -55,6 +55,27 @@ def test_drafted_and_plain_answers_are_those_of_the_definition(form: str, tmp_pa
     assert error < (0.05 if form == "float16" else 1e-4)
 
 
+@pytest.mark.parametrize("goes_back", [False, True])
+def test_a_copy_that_was_interrupted_leaves_nothing_to_go_on_from(
+    goes_back: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session, copied = opened(write_decoder(tmp_path, WEIGHTS), tree=6), HandedCache._copy
+    prompt = [*PROMPT[:7], 4, 8] if goes_back else PROMPT
+    if goes_back:
+        session.generate(PROMPT, max_new_tokens=40)
+
+    def interrupted(cache: HandedCache, *given: Any) -> None:
+        copied(cache, *given)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(HandedCache, "_copy", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            session.generate(prompt, max_new_tokens=40)
+    for asked in (PROMPT, prompt):
+        assert session.generate(asked, max_new_tokens=40).token_ids == greedy(WEIGHTS, asked, 40)
+
+
 def test_scores_of_several_calls_are_each_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ort_runner, "SCORE_CHUNK", 4)
     session = opened(write_decoder(tmp_path, WEIGHTS))

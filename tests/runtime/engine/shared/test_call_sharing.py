@@ -233,6 +233,21 @@ def test_ctrl_c_while_the_others_answer_ends_them(
     assert ended == [True]
 
 
+def test_cancel_ends_all_answers_of_a_list_that_share_calls(made: Callable[[str], Path], always: None) -> None:
+    session, done = opened(made("lora"), batch=2), threading.Event()
+
+    def press() -> None:  # until it is seen: between two answers there is nothing to cancel
+        while not done.wait(0.02):
+            session.cancel()
+
+    button = threading.Thread(target=press)
+    button.start()
+    answers = session.generate([[5, 6, 7]] * 60, max_new_tokens=100)
+    done.set()
+    button.join()
+    assert len(answers) == 60 and [answer.finish_reason for answer in answers].count("cancelled") > 30
+
+
 @pytest.mark.parametrize("wrong", [0, 65, True, 2.0, "4"])
 def test_a_number_of_answers_that_is_none_is_refused(wrong: Any, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="batch .*; expected a whole number from 1 to 64"):
