@@ -40,6 +40,7 @@ from streamspec.serve.api.responses_request import read_responses
 from streamspec.serve.auth import App, Receive, RequestGuard, Scope, Send
 from streamspec.serve.embeddings import EmbeddingRequest
 from streamspec.serve.errors import SERVER, ApiError, closing, from_runtime, invalid, out_of_time
+from streamspec.serve.forms.form import LATEST
 from streamspec.serve.forms.table import FORMS, error_body
 from streamspec.serve.limits import DEFAULT, Limits
 from streamspec.serve.pool import Pool, QueuedRequest
@@ -121,15 +122,16 @@ class Service:
 
     async def one_model(self, request: Request) -> Response:
         """Answers `GET /v1/models/{name}`. Raises ApiError for an unknown name."""
-        self.model_of(request.path_params["name"])
-        return JSONResponse(self._model(request.path_params["name"]))
+        name = self.known(request.path_params["name"])
+        self.model_of(name)
+        return JSONResponse(self._model(name))
 
     async def embed(self, request: Request) -> Response:
         """Answers `POST /v1/embeddings`."""
         if self.pool.closed:
             raise closing()
         parsed = await asyncio.to_thread(read_embeddings, await request.body(), self.limits)
-        base, adapter = self.model_of(parsed.model)
+        base, adapter = self.model_of(self.known(parsed.model))
         parsed.check(base.manifest.model)
         queued = EmbeddingRequest(self.pool, adapter, parsed.texts, parsed.pooling or MEAN, base)
         self.pool.enqueue(queued)
@@ -149,7 +151,10 @@ class Service:
         if ready.hint is not None:
             return len(ready.hint)
         reader = self.readers[ready.parsed.model]  # which refuses it, and says why
-        return len(await asyncio.to_thread(lambda: reader.encode(ready.prompts[0](reader))))
+        try:
+            return len(await asyncio.to_thread(lambda: reader.encode(ready.prompts[0](reader))))
+        except StreamspecError as error:
+            raise _api_error(error, ready.parsed.field) from None
 
     async def metrics(self, request: Request) -> Response:
         """Answers `GET /metrics` in the Prometheus text format."""
@@ -185,6 +190,7 @@ class Service:
         """Does what takes time before a request can be queued: checking a schema does. From any thread."""
         grammars = self.pool.grammars
         parsed = read(body, self.limits, grammars)
+        parsed = replace(parsed, model=self.known(parsed.model))
         base, adapter = self.model_of(parsed.model)
         reader = self.readers[parsed.model]
         parsed = parsed.beginning_with(base.sampling)
@@ -223,6 +229,10 @@ class Service:
         except TimeoutError:
             self.pool.counts.cancelled += 1
             raise out_of_time(self.limits.timeout, "the request was not read and its grammar checked") from None
+
+    def known(self, model: str) -> str:
+        """Returns a model's name without the tag that Ollama's lists give it: clients take it to other paths."""
+        return model if model in self.models else model.removesuffix(LATEST)
 
     def model_of(self, model: str) -> tuple[Session, str | None]:
         """Returns the session and the adapter of a model. Raises ApiError for an unknown name."""

@@ -27,7 +27,7 @@ class Limits:
     inputs: int = 256  # texts of one request for embeddings, prompts of one for completions
     messages: int = 256
     text: int = 1 << 19  # characters of all messages or of a prompt
-    stops: int = 4  # as OpenAI
+    stops: int = 32  # OpenAI's is 4: editors send more for code that they fill in
     stop_length: int = 256  # characters
     grammar: int = 16 << 10  # bytes of a schema as JSON, characters of a regular expression or of all choices
     connections: int = 128

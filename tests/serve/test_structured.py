@@ -131,7 +131,12 @@ def test_the_clients_own_example_of_structured_outputs(server: Running) -> None:
         "logit_bias": ends,
     }
     client = server.client()
-    parsed = client.chat.completions.parse(**asked).choices[0].message.parsed
+    message = client.chat.completions.parse(**asked).choices[0].message
+    parsed = message.parsed
+    asked["messages"] += [message, {"role": "user", "content": "And the next?"}]
+    with pytest.warns(UserWarning, match="parsed"):  # the client's own
+        assert client.chat.completions.parse(**asked).choices[0].message.parsed is not None
+    asked["messages"] = asked["messages"][:-2]
     with client.chat.completions.stream(**asked) as stream:
         streamed = stream.get_final_completion().choices[0].message.parsed
     assert isinstance(parsed, CalendarEvent) and parsed == streamed

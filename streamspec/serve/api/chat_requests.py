@@ -19,9 +19,9 @@ from streamspec.runtime import GenerationOptions, Grammar, Sampling
 from streamspec.runtime.options import SWITCHES
 from streamspec.runtime.sampling.sampling_params import MIN_TEMPERATURE
 from streamspec.runtime.text.grammar import SEPARATORS
-from streamspec.serve.api.body import bounded, json_object, parsed_as, without_fixed
+from streamspec.serve.api.body import bounded, json_object, parsed_as, renamed, without_fixed
 from streamspec.serve.api.fields import AllowedTools, Message, NamedTool, PredictedContent, Strict, Text, Tool
-from streamspec.serve.errors import invalid
+from streamspec.serve.errors import ApiError, invalid
 from streamspec.serve.limits import Limits
 from streamspec.serve.tools.checked_grammars import CheckedGrammars
 from streamspec.serve.tools.tools import Tools, undescribed
@@ -54,7 +54,7 @@ ONLY_IN_MESSAGE: dict[str, tuple[Any, ...]] = {
 }
 
 
-Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 Verbosity = Literal["low", "medium", "high"]
 Metadata = Annotated[
     dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]], Field(max_length=16)
@@ -248,7 +248,12 @@ def in_runtime_terms(request: ChatRequest, limits: Limits, grammars: CheckedGram
     if request.max_tokens is not None and request.max_completion_tokens is not None:
         raise invalid("max_tokens and max_completion_tokens; expected one of them", "max_tokens")
     tokens = request.max_completion_tokens if request.max_tokens is None else request.max_tokens
-    parsed = _parsed(True, request, prompt, tokens, request.top_logprobs or 0 if request.logprobs else None, limits)
+    logprobs = (request.top_logprobs or 0) if request.logprobs else None
+    try:
+        parsed = _parsed(True, request, prompt, tokens, logprobs, limits)
+    except ApiError as error:
+        sent = {"max_tokens": "max_completion_tokens"} if request.max_tokens is None else {}
+        raise renamed(error, sent) from None
     thinking = _thinking(request, limits)
     parsed = replace(parsed, options=[replace(option, **thinking).within(prompt) for option in parsed.options])
     return replace(_constrained(parsed, request, limits, grammars), tools=_tools(request, limits))
@@ -261,7 +266,7 @@ def _thinking(request: ChatRequest, limits: Limits) -> dict[str, Any]:
     if (on := request.enable_thinking) is not None:  # by either name of templates
         given = {**dict.fromkeys(SWITCHES, on), **given, "enable_thinking": on}
     return {
-        "reasoning_effort": request.reasoning_effort,
+        "reasoning_effort": "xhigh" if request.reasoning_effort == "max" else request.reasoning_effort,
         "chat_template_kwargs": given or None,
         "thinking_token_budget": request.thinking_token_budget,
     }

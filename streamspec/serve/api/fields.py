@@ -66,6 +66,7 @@ class CalledFunction(Strict):
 
     name: str
     arguments: str
+    parsed_arguments: Any = Field(None, exclude=True)  # a client's own reading of them, which it sends back
 
 
 class ToolCall(Strict):
@@ -88,6 +89,7 @@ class Message(Hinted):
     tool_call_id: str | None = None
     reasoning_content: str | None = None  # what an answer thought before; templates drop or show it
     reasoning: str | None = None  # its other name
+    parsed: Any = Field(None, exclude=True)  # a client's own reading of the content, which it sends back
 
     def plain(self, where: str) -> dict[str, Any]:
         """The message as the runtime takes it. `where`: its path in the request. Raises ApiError."""

@@ -222,6 +222,8 @@ class Reasoning(Strict):
     """How a model thinks. Summaries are not made: `auto` gives none."""
 
     effort: Effort | None = None
+    context: Literal["auto"] | None = None  # the template decides
+    mode: Literal["standard"] | None = None
     summary: Literal["auto"] | None = None
     generate_summary: None = None
 

@@ -46,7 +46,6 @@ NAMES = {
     "response_format.json_schema.schema": "output_config.format.schema",
     "response_format": "output_config.format",
 }
-EFFORTS = {"max": "xhigh"}  # that have other names in a chat
 CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
@@ -203,7 +202,7 @@ def _of_chat(request: MessagesRequest) -> dict[str, Any]:
         "stop": request.stop_sequences,
         "enable_thinking": None if thinking is None else switch.get(thinking.type),
         "thinking_token_budget": None if thinking is None else thinking.budget_tokens,
-        "reasoning_effort": output.effort and EFFORTS.get(output.effort, output.effort),
+        "reasoning_effort": output.effort,
         "response_format": form,
         "tools": [_function(tool, f"tools.{i}.") for i, tool in enumerate(request.tools or ())] or None,
         "tool_choice": None if choice is None else _chosen(choice),

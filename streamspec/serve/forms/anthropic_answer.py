@@ -25,7 +25,6 @@ KINDS = {  # of errors by their status
     503: "overloaded_error",
 }
 DELTAS = {"text": ("text_delta", "text"), "thinking": ("thinking_delta", "thinking")}
-TAIL = 64  # characters of an answer that are looked for before its stop string
 
 
 class AnthropicMessage(Answer):
@@ -43,7 +42,6 @@ class AnthropicMessage(Answer):
         self._blocks: list[dict[str, Any]] = []
         self._open = False  # whether the last block goes on
         self._tokens: list[int] = []
-        self._text = ""
 
     def push(self, chunk: Chunk) -> None:
         """Takes the next chunk."""
@@ -73,7 +71,6 @@ class AnthropicMessage(Answer):
         """The events of a chunk; each has to be used before the next one is made."""
         first = self._choice.last is None
         self._tokens += chunk.token_ids
-        self._text += chunk.text
         body, _ = self._choice.push(chunk)
         if first:
             message = self._message([]) | {"stop_reason": None, "stop_sequence": None}
@@ -137,10 +134,14 @@ class AnthropicMessage(Answer):
         return {"stop_reason": reason, "stop_sequence": stop}
 
     def _stopped_by(self) -> str | None:
-        """Returns the stop string that the text ended before; None where a grammar ended it."""
-        written = self._tokenizer.decode(self._tokens, skip_special_tokens=False)
-        stops = sorted(self._stops, key=len)  # of two that begin alike the shorter one is there first
-        return next((stop for stop in stops if self._text[-TAIL:] + stop in written), None)
+        """Returns the stop string that ended the text, within the last token; None where a grammar ended it."""
+        written, before = (
+            self._tokenizer.decode(ids, skip_special_tokens=False) for ids in (self._tokens, self._tokens[:-1])
+        )
+        begin = len(before.rstrip("\ufffd"))  # of the last token
+        places = ((written.find(stop, max(0, begin - len(stop) + 1)), stop) for stop in self._stops)
+        found = [(at + len(stop), -len(stop), stop) for at, stop in places if at >= 0]
+        return min(found)[2] if found else None  # the one that ends first, of several the longest
 
     def _usage(self) -> dict[str, Any]:
         assert self._choice.last is not None

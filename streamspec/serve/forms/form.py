@@ -14,6 +14,8 @@ from streamspec.runtime import Session
 from streamspec.serve.api.answer import Build, Read
 from streamspec.serve.errors import ApiError
 
+LATEST = ":latest"  # the tag of names without one, in Ollama's lists
+
 
 class ChatPath(Protocol):
     """What forms use of the service."""
@@ -29,6 +31,9 @@ class ChatPath(Protocol):
     @property
     def created(self) -> int:
         """When it began, in seconds since 1970."""
+
+    def known(self, model: str) -> str:
+        """Returns a model's name without that tag."""
 
     def model_of(self, model: str) -> tuple[Session, str | None]:
         """Returns the session and the adapter of a model. Raises ApiError for an unknown name."""

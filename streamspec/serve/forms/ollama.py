@@ -31,14 +31,13 @@ from streamspec.serve.api.chat_requests import (
 )
 from streamspec.serve.api.fields import Strict
 from streamspec.serve.errors import ApiError, invalid
-from streamspec.serve.forms.form import ChatPath, Form
+from streamspec.serve.forms.form import LATEST, ChatPath, Form
 from streamspec.serve.forms.ollama_answer import OllamaChat, OllamaText, moment
 from streamspec.serve.limits import Limits
 from streamspec.serve.tools.checked_grammars import CheckedGrammars
 
 SPOKEN = "0.13.0"  # the version of the API: some clients ask for a least one
 NEVER = "9999-12-31T23:59:59Z"  # when a loaded model ends
-LATEST = ":latest"  # the tag of names without one
 UNLOADS = r"0+(\.0*)?[a-z]*"  # durations of no time
 ROOM = 512  # tokens for which a chat loses turns where no length is asked for
 RANDOM = -1  # the seed that is none
@@ -217,7 +216,7 @@ def _values(request: OllamaCommon, limits: Limits) -> dict[str, Any]:
     if isinstance(schema, dict):
         form = {"type": "json_schema", "json_schema": {"schema": schema}}
     return {
-        "model": request.model.removesuffix(LATEST),
+        "model": request.model,
         "stream": request.stream is not False,
         "max_tokens": limits.max_tokens if most is None or most < 0 else most,  # as many as there may be
         "repetition_penalty": options.repeat_penalty,
@@ -270,7 +269,7 @@ def _routes(service: ChatPath) -> list[Route]:
         values = json_object(await request.body())
         if values.get(asked) or values.get("suffix") or not isinstance(values.get("model"), str):
             return await service.answer(request, read, build)
-        session, _ = service.model_of(values["model"].removesuffix(LATEST))
+        session, _ = service.model_of(service.known(values["model"]))
         if not re.fullmatch(UNLOADS, str(values.get("keep_alive"))):
             return JSONResponse(build.loaded(values["model"], "load"))
         try:
@@ -287,11 +286,12 @@ def _routes(service: ChatPath) -> list[Route]:
         name = asked.model or asked.name
         if name is None:
             raise invalid("no model; expected the field", "model", "missing_field")
-        session, _ = service.model_of(name.removesuffix(LATEST))
-        listed = _listed(service, name.removesuffix(LATEST))
+        known = service.known(name)
+        session, _ = service.model_of(known)
+        listed = _listed(service, known)
         family = session.manifest.base.model_type
         about = {"general.architecture": family, f"{family}.context_length": session.context_length}
-        thinks = ["thinking"] if service.readers[name.removesuffix(LATEST)].thought is not None else []
+        thinks = ["thinking"] if service.readers[known].thought is not None else []
         tools = ["tools"] if session.template is not None and "tools" in session.template else []
         return JSONResponse(
             {name: listed[name] for name in ("details", "modified_at")}

@@ -23,6 +23,7 @@ from openai.types.responses import (
     ResponseTextConfigParam,
 )
 from openai.types.responses.response_create_params import ResponseCreateParamsBase, ResponseCreateParamsStreaming
+from openai.types.shared_params import Reasoning
 from pydantic import TypeAdapter
 
 from streamspec.errors import ConfigError
@@ -374,6 +375,7 @@ def item(**fields: Any) -> ParsedRequest:
         (ChatCompletionPredictionContentParam, lambda **fields: chat(prediction={"type": "content"} | fields)),
         (ChatCompletionStreamOptionsParam, lambda **fields: chat(stream=True, stream_options=fields)),
         (completion_create_params.PromptCacheOptions, lambda **fields: chat(prompt_cache_options=fields)),
+        (Reasoning, lambda **fields: response(reasoning=fields)),
         (ResponseTextConfigParam, lambda **fields: response(text=fields)),
         (FunctionToolParam, lambda **fields: response(tools=[{"type": "function", "name": "f"} | fields])),
     ],
@@ -387,6 +389,28 @@ def test_every_field_of_the_api_is_taken_or_refused_by_name(params: type, read: 
             assert error.code != "unknown_field", name
         if name in REFUSED:
             assert refused(read, **{name: "something else"}).code == "unsupported_value"
+
+
+def test_a_message_comes_back_with_a_clients_own_reading_of_it() -> None:
+    """openai-python's `parse` and `stream` add fields to the message that users append to the chat."""
+    read = {**CALL, "function": CALL["function"] | {"parsed_arguments": {}}}  # type: ignore[operator]
+    sent = {"role": "assistant", "content": None, "parsed": {"a": 1}, "tool_calls": [read]}
+    plain = {"role": "assistant", "content": None, "tool_calls": [CALL]}
+    read_as = [Message.model_validate(message).plain("messages.0") for message in (sent, plain)]
+    assert read_as[0] == read_as[1] and "parsed" not in str(read_as)
+
+
+def test_editors_may_name_as_many_ends_as_a_model_of_code_has() -> None:
+    ends = ["<|endoftext|>", "<|fim_prefix|>", "<|fim_middle|>", "<|fim_suffix|>", "<|fim_pad|>", "<|repo_name|>"]
+    ends += ["<|file_sep|>", "<|im_start|>", "<|im_end|>"]
+    for read in (chat, completion):
+        assert list(read(stop=ends).options[0].stop) == ends
+
+
+def test_the_highest_effort_and_the_most_tokens_are_named_as_they_were_sent() -> None:
+    assert chat(reasoning_effort="max").options == chat(reasoning_effort="xhigh").options
+    assert refused(chat, max_completion_tokens=LIMITS.max_tokens + 1).param == "max_completion_tokens"
+    assert refused(chat, max_tokens=LIMITS.max_tokens + 1).param == "max_tokens"
 
 
 def test_known_fields_with_values_that_are_not_done_are_refused_by_name() -> None:
@@ -433,7 +457,7 @@ def test_known_fields_with_values_that_are_not_done_are_refused_by_name() -> Non
         ({"max_tokens": "5"}, "max_tokens"),
         ({"max_tokens": 5, "max_completion_tokens": 5}, "max_tokens"),
         ({"stop": [""]}, "stop"),
-        ({"stop": ["a"] * 5}, "stop"),
+        ({"stop": ["a"] * 33}, "stop"),
         ({"stop": "x" * 257}, "stop"),
         ({"stop": [1]}, "stop.0"),
         ({"stream": "true"}, "stream"),

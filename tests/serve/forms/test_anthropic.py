@@ -14,6 +14,7 @@ from streamspec.serve.forms.anthropic import read_counted, read_messages
 from streamspec.serve.limits import DEFAULT
 from tests.serve.conftest import TOKEN, Running, user
 from tests.serve.forms.conftest import WEATHER
+from tests.support.thinking_sessions import thinking
 
 Make = Callable[..., Running]
 TOOL = {"name": "get_weather", "description": "The weather.", "input_schema": WEATHER}
@@ -86,6 +87,21 @@ def test_it_ends_at_a_stop_string_or_the_most_tokens(talking: Running) -> None:
         ended = ask(talking, stop_sequences=stops)
         assert (ended["stop_reason"], ended["stop_sequence"]) == ("stop_sequence", stop)
     assert ask(talking, max_tokens=5)["stop_reason"] == "max_tokens"
+
+
+def test_the_stop_string_that_ended_it_is_not_that_of_a_thought(talking: Running) -> None:
+    assert ask(talking, stop_sequences=["Rome", "Oslo"])["stop_sequence"] == "Oslo"
+    assert ask(talking, stop_sequences=["o, E", "Oslo, E"])["stop_sequence"] == "Oslo, E"  # of two that end at once
+
+
+def test_a_prompt_that_the_template_refuses_is_not_counted(running: Make, caplog: pytest.LogCaptureFixture) -> None:
+    template = "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
+    server = running(session=thinking("a", template=template + "{{ m.content }}{% endfor %}"))
+    body = {name: BODY[name] for name in ("model", "messages")} | {"system": "Be brief."}
+    with server.http() as client:
+        answer = client.post("/v1/messages/count_tokens", json=body)
+    assert answer.status_code == 400 and "no system" in answer.json()["error"]["message"]
+    assert "Exception in ASGI application" not in caplog.text
 
 
 def test_how_it_thinks(talking: Running) -> None:
@@ -163,7 +179,7 @@ def test_tokens_are_counted(talking: Running) -> None:
         ({"max_tokens": None}, "no max_tokens; expected the field"),
         ({"max_token": 5}, "unknown field max_token, did you mean max_tokens?"),
         ({"max_tokens": 5000}, "max_tokens 5000; expected at most 4096"),
-        ({"stop_sequences": [""]}, "stop_sequences strings; expected at most 4"),
+        ({"stop_sequences": [""]}, "stop_sequences strings; expected at most 32"),
         ({"messages": [*user("Hi"), {"role": "assistant", "content": "a"}]}, "a last message of the assistant"),
         ({"messages": [{"role": "user", "content": []}]}, "messages.0 without content"),
         ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "messages.0.content.0.type 'image' of user"),

@@ -116,6 +116,9 @@ def test_models_are_listed_and_shown_and_found_with_their_tag(talking: Running, 
             refused = client.post(path, json={"model": "base", "input": "x"})
             assert refused.status_code == 501 and "expected /v1/embeddings" in refused.json()["error"]
     assert ask(talking, model="base:latest", stream=False)["done"]
+    openai = talking.client()  # as Roo Code takes the listed name there
+    answer = openai.chat.completions.create(model=listed["name"], messages=user("Hi"), max_tokens=9)
+    assert answer.model == openai.models.retrieve(listed["name"]).id == "base"
     assert ask(talking, messages=[], stream=False)["done_reason"] == "load"
     with running().http() as client:
         assert [one["name"] for one in client.get("/api/tags").json()["models"]] == [
