@@ -40,7 +40,7 @@ from streamspec.bundle.adapter_folder import (
     from_bytes,
 )
 from streamspec.errors import AdapterError
-from streamspec.prompt.template_file import SETTINGS, SPECIALS, TEMPLATE
+from streamspec.prompt.template_file import PROCESSOR_TEMPLATE, SETTINGS, SPECIALS, TEMPLATE
 
 
 def write_task_lora(peft: PeftModel, base: Base, out: Path) -> None:
@@ -60,7 +60,7 @@ def copy_task_lora(source: Path, out: Path) -> None:
     """
     if not processes.is_first():
         return
-    for name in (TASK_CONFIG, TASK_WEIGHTS, TEMPLATE, SETTINGS, SPECIALS):
+    for name in (TASK_CONFIG, TASK_WEIGHTS, TEMPLATE, PROCESSOR_TEMPLATE, SETTINGS, SPECIALS):
         if name in (TASK_CONFIG, TASK_WEIGHTS) or (source / name).is_file():
             write_bytes(out / name, (source / name).read_bytes())
 

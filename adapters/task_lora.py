@@ -5,7 +5,8 @@ and shape.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Container
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,8 @@ from streamspec.prompt.prompt_format import PromptFormat
 from streamspec.prompt.template_file import chat_template, special_token
 
 SHOWN = 4  # names in an error
+MERGE = "merge the adapter into its base with PEFT, save both with the tokenizer, and export that as the base"
+ONE_EXPERT = re.compile(r"\.experts\.\d+\.")  # in names of LoRAs that transformers 4 trained
 EMBEDDINGS = ("embed_tokens", "wte", "embed_in", "lm_head", "embed_out")  # modules whose rows are the vocabulary's
 
 
@@ -68,14 +71,18 @@ def check_tokenizer(adapter: Path, base: Base) -> None:
         tokens, known = (Tokenizer.from_file(str(file)).get_vocab() for file in (saved, expected))
     except Exception as error:  # the library raises bare Exception
         raise AdapterError(f"{saved}: {error}", "a tokenizer that loads", "remove it, or save it again") from None
-    padding = special_token(adapter, "pad_token")
-    odd = [token for token, i in tokens.items() if known.get(token, -1) != i and (token != padding or token in known)]
+    padding, rows = special_token(adapter, "pad_token"), set(tokens)
+    if base.made_of is not None:  # a GGUF file has no token beyond the model's rows
+        count, template = read_config(base.path).vocab_size, (chat_template(adapter) or b"").decode("utf-8", "replace")
+        written = template + (special_token(adapter, "eos_token") or "")
+        rows = {token for token, i in tokens.items() if i < count or token in written}
+    odd = [token for token in rows if known.get(token, -1) != tokens[token] and (token != padding or token in known)]
     if odd:
         shown = ", ".join(sorted(odd, key=tokens.__getitem__)[:SHOWN])
         raise AdapterError(
             f"{adapter}: a tokenizer with {len(odd)} tokens that {base.id} has not, or elsewhere: {shown}",
             "the base's tokenizer",
-            "merge the adapter into its base with PEFT, save both with the tokenizer, and export that as the base",
+            MERGE,
         )
 
 
@@ -84,9 +91,9 @@ def check_shapes(adapter: Path, base: Base) -> None:
 
     PEFT says what it expects of a model without weights, on the device `meta`.
     """
-    shapes, expected = tensor_shapes(adapter / TASK_WEIGHTS), _expected(adapter, base)
+    shapes, (expected, modules) = tensor_shapes(adapter / TASK_WEIGHTS), _expected(adapter, base)
     saved = {mapped: shapes[name] for name, mapped in text_names(shapes).items()}
-    compared = {name: shape for name, shape in saved.items() if name in expected or not is_embedding(name)}
+    compared = {name: shape for name, shape in saved.items() if name in expected or not is_copy(name, modules)}
     for name in saved.keys() - compared.keys():  # PEFT keeps copies of embeddings that it adapts
         rows = read_config(base.path).vocab_size
         if saved[name][:1] != (rows,):
@@ -105,7 +112,9 @@ def check_shapes(adapter: Path, base: Base) -> None:
     if faults:
         more = f" and {len(faults) - SHOWN} more" if len(faults) > SHOWN else ""
         raise AdapterError(
-            f"{adapter}: {'; '.join(faults[:SHOWN])}{more}", f"the tensors of a LoRA for {base.id}", "check --base"
+            f"{adapter}: {'; '.join(faults[:SHOWN])}{more}",
+            f"the tensors of a LoRA for {base.id}",
+            MERGE if any(map(ONE_EXPERT.search, compared)) else "check --base",
         )
 
 
@@ -148,7 +157,13 @@ def is_embedding(name: str) -> bool:
     return modules[-1] == "weight" and any(module in EMBEDDINGS for module in modules[-3:-1]) and "lora_" not in name
 
 
-def _expected(adapter: Path, base: Base) -> dict[str, tuple[int, ...]]:
+def is_copy(name: str, modules: Container[str]) -> bool:
+    """Tells whether a tensor is such a copy of one of the tuned model's own `modules`."""
+    return is_embedding(name) and name.removesuffix(".weight").removesuffix(".base_layer") in modules
+
+
+def _expected(adapter: Path, base: Base) -> tuple[dict[str, tuple[int, ...]], set[str]]:
+    """Names and shapes of a LoRA's tensors, and the names of the tuned model's modules."""
     import torch
     from peft import LoraConfig, get_peft_model, get_peft_model_state_dict
     from transformers import AutoModelForCausalLM
@@ -170,4 +185,4 @@ def _expected(adapter: Path, base: Base) -> dict[str, tuple[int, ...]]:
         ) from None
     finally:
         log.level = level
-    return {name: tuple(value.shape) for name, value in tensors.items()}
+    return {name: tuple(value.shape) for name, value in tensors.items()}, {name for name, _ in tuned.named_modules()}

@@ -14,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from streamspec.adapters.base_models.config_fields import read_config
 from streamspec.atomic import write_text
 from streamspec.errors import BaseModelError
 from streamspec.paths import cache_dir
@@ -39,6 +40,10 @@ def load_tokenizer(base: Base, adapter: Path | None = None) -> Any:
         raise BaseModelError(
             f"{base.path}: {error}", "a base with its tokenizer", "add the tokenizer's files"
         ) from None
+    if (
+        tokenizer.eos_token is None and (known := _end_of(base.path)) is not None
+    ):  # where a family's class alone knows it
+        tokenizer.eos_token = tokenizer.backend_tokenizer.id_to_token(known)
     if tokenizer.chat_template is None and (written := chat_template(base.path)) is not None:
         tokenizer.chat_template = written.decode()
     if adapter is not None:
@@ -47,6 +52,12 @@ def load_tokenizer(base: Base, adapter: Path | None = None) -> Any:
         if end is not None and end in tokenizer.get_vocab():
             tokenizer.eos_token = end
     return tokenizer
+
+
+def _end_of(folder: Path) -> int | None:
+    """The first token that the config names as the end."""
+    ends = read_config(folder).eos_token_id
+    return next(iter(ends), None) if isinstance(ends, list) else ends
 
 
 def compact(written: bytes) -> bytes:

@@ -19,7 +19,7 @@ from streamspec.adapters.base_models.hf_decoder import HFDecoder
 from streamspec.adapters.base_models.resolve import Base
 from streamspec.adapters.base_models.text_part import quiet
 from streamspec.adapters.base_models.weight_files import stored_dtype
-from streamspec.adapters.task_lora import is_embedding, merged, with_biases
+from streamspec.adapters.task_lora import is_copy, is_embedding, merged, with_biases
 from streamspec.adapters.text_lora import text_lora
 from streamspec.bundle.adapter_folder import (
     RESTORE,
@@ -152,7 +152,8 @@ def _check_loaded(tuned: Any, adapter: Adapter, base: Base, saved: set[str]) -> 
     the LoRA, and all are finite: PEFT only warns.
     """
     expected = set(get_peft_model_state_dict(tuned, save_embedding_layers=False))
-    known = {name for name in saved - expected if is_embedding(name)}  # PEFT keeps copies beside what it adapts
+    modules = {name for name, _ in tuned.named_modules()}
+    known = {name for name in saved - expected if is_copy(name, modules)}  # PEFT keeps copies beside what it adapts
     faults = [f"no {name}" for name in sorted(expected - saved)] + [
         f"unknown {name}" for name in sorted(saved - expected - known)
     ]

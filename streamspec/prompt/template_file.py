@@ -41,8 +41,10 @@ def special_token(folder: Path, name: str) -> str | None:
 
 
 def tokenizer_settings(folder: Path) -> dict[str, Any]:
-    """Returns the settings of the tokenizer in `folder`; empty without any. Raises BaseModelError."""
-    return _settings(folder / SPECIALS) | _settings(folder / SETTINGS)
+    """Returns the settings of the tokenizer in `folder`, as transformers reads them; empty without any. Raises
+    BaseModelError."""
+    specials, settings = _settings(folder / SPECIALS), _settings(folder / SETTINGS)
+    return specials | settings if "added_tokens_decoder" in settings else settings | specials
 
 
 def _settings(file: Path) -> dict[str, Any]:

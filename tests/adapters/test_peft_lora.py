@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import warnings
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner
 
+from streamspec.adapters.adapter_writer import copy_task_lora
 from streamspec.adapters.base_models.base_names import stored_name
 from streamspec.adapters.base_models.resolve import Base, resolve_base
 from streamspec.adapters.shrink import shrink
@@ -24,6 +25,7 @@ from streamspec.adapters.train import train
 from streamspec.bundle.adapter_folder import HONOURED, NOT_NEEDED, more_than_low_rank, read_adapter
 from streamspec.cli import app
 from streamspec.errors import AdapterError, ConfigError
+from streamspec.prompt.template_file import chat_template
 from tests.support.tiny_models import options, tiny_model, tiny_tokenizer
 
 IDS = torch.tensor([[1, 5, 9, 3, 4, 17, 22, 30, 8]])
@@ -155,6 +157,53 @@ def test_a_tokenizer_with_further_tokens_is_refused_by_their_names(base: Path, l
         checked(lora, resolved)
 
 
+def test_a_gguf_file_has_no_tokens_without_rows(base: Path, lora: Path) -> None:
+    """The publisher's tokenizer of Gemma 3 1B has a token for images behind the model's last row."""
+    tokenizer = tiny_tokenizer()
+    tokenizer.add_tokens(["<image_soft_token>"])
+    tokenizer.save_pretrained(lora)
+    folder = resolve_base(base, lambda line: None)
+    with pytest.raises(AdapterError, match="a tokenizer with 1 tokens that"):
+        checked(lora, folder)
+    file = replace(folder, made_of=base / "model.gguf")
+    assert checked(lora, file) == []
+    tokenizer.chat_template = "{{ '<image_soft_token>' }}"
+    tokenizer.save_pretrained(lora)
+    with pytest.raises(AdapterError, match="a tokenizer with 1 tokens that"):
+        checked(lora, file)
+
+
+def test_a_head_that_the_model_has_under_another_name_is_not_taken_for_a_copy(tmp_path: Path) -> None:
+    """GPT-NeoX calls it `embed_out` in transformers 4, `lm_head` in 5; PEFT loads neither under the other's name."""
+    tiny_model("gpt_neox").save_pretrained(tmp_path / "base")
+    tiny_tokenizer().save_pretrained(tmp_path / "base")
+    folder = tuned(
+        tmp_path / "lora", tmp_path / "base", target_modules=["query_key_value"], modules_to_save=["lm_head"]
+    )
+    base = resolve_base(tmp_path / "base", lambda line: None)
+    checked(folder, base)
+    tensors = load_file(folder / "adapter_model.safetensors")
+    renamed = {name.replace("lm_head", "embed_out"): value for name, value in tensors.items()}
+    assert renamed.keys() != tensors.keys()
+    save_file(renamed, folder / "adapter_model.safetensors")
+    rename(folder, modules_to_save=["embed_out"])
+    with pytest.raises(AdapterError, match="unknown base_model.model.embed_out.weight"):
+        checked(folder, base)
+
+
+def test_loras_of_single_experts_are_to_be_merged(tmp_path: Path) -> None:
+    tiny_model("qwen3_moe").save_pretrained(tmp_path / "base")
+    tiny_tokenizer().save_pretrained(tmp_path / "base")
+    folder = tuned(tmp_path / "lora", tmp_path / "base", target_modules=["q_proj"])
+    file = folder / "adapter_model.safetensors"
+    tensors = load_file(file)
+    ends = {"A": torch.zeros(4, 32), "B": torch.zeros(16, 4)}
+    of_expert = "base_model.model.model.layers.0.mlp.experts.0.gate_proj.lora_{}.weight"
+    save_file(tensors | {of_expert.format(side): end for side, end in ends.items()}, file)
+    with pytest.raises(AdapterError, match=r"unknown .*experts\.0.*merge the adapter into its base with PEFT"):
+        checked(folder, resolve_base(tmp_path / "base", lambda line: None))
+
+
 def test_resized_embeddings_are_refused(base: Path, lora: Path) -> None:
     tensors = load_file(lora / "adapter_model.safetensors")
     name = "base_model.model.model.embed_tokens.weight"
@@ -185,6 +234,11 @@ def test_a_drafter_learns_over_a_lora_of_peft(base: Path, data: Path, tmp_path: 
     assert described["prompt_format"]["kind"] == "chat" and len(described["base"]["sha256"]) == 64
     assert (tmp_path / "out" / "chat_template.jinja").read_text() == chat.chat_template
     assert (tmp_path / "out" / "special_tokens_map.json").is_file()
+    (folder / "chat_template.jinja").rename(folder / "chat_template.json")  # where older processors have it
+    (folder / "chat_template.json").write_text(json.dumps({"chat_template": chat.chat_template}))
+    (tmp_path / "copied").mkdir()
+    copy_task_lora(folder, tmp_path / "copied")
+    assert chat_template(tmp_path / "copied") == chat_template(folder) == chat.chat_template.encode()
     rename(folder, base_model_name_or_path="someone/llama-2-7b")
     wrong = tmp_path / "llama-3-8b"
     shutil.copytree(base, wrong)

@@ -5,18 +5,22 @@ or refused; templates that rewrite earlier turns give several rows.
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
-from transformers import PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast, TokenizersBackend
 
+from streamspec.adapters.base_models.resolve import resolve_base
+from streamspec.adapters.base_models.tokenizer import load_tokenizer
 from streamspec.adapters.dataset.formatter import Formatter, end_texts
 from streamspec.adapters.dataset.token_rows import TokenRow
 from streamspec.data import Example, iterate_examples
 from streamspec.errors import DataError
 from streamspec.prompt.prompt_format import PromptFormat
+from streamspec.prompt.template_file import special_token
 from tests.support.byte_tokenizers import byte_level
 
 TURN = "{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}"
@@ -270,3 +274,23 @@ def test_a_thought_that_the_prompt_has_begun_is_not_begun_again(content: str, an
 def test_a_refusal_of_the_template_names_the_row(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="line 1: the chat template refused the messages: no system"):
         rows("{{ raise_exception('no system') }}", {"messages": TALK[4:]}, tmp_path)
+
+
+def test_the_end_is_the_one_that_transformers_takes(base: Path, tmp_path: Path) -> None:
+    """GPT-2's settings name none, and its class alone knows it; a map of special tokens of transformers 4 counts beside
+    settings that transformers 5 wrote."""
+    shutil.copytree(base, tmp_path / "base")
+    settings, specials = (tmp_path / "base" / f"{name}.json" for name in ("tokenizer_config", "special_tokens_map"))
+    resolved = resolve_base(tmp_path / "base", lambda line: None)
+    written = json.loads(settings.read_text())
+    settings.write_text("{}")
+    specials.unlink(missing_ok=True)
+    assert Formatter(load_tokenizer(resolved), PromptFormat("raw")).end_ids == (2,)  # of the config
+    written.pop("added_tokens_decoder", None)
+    settings.write_text(json.dumps(written | {"eos_token": "</s>"}))
+    specials.write_text(json.dumps({"eos_token": "<s>"}))
+    mine, expected = load_tokenizer(resolved), TokenizersBackend.from_pretrained(resolved.path)
+    assert mine.eos_token == special_token(resolved.path, "eos_token") == expected.eos_token == "<s>"
+    decoder = {"2": {"content": "</s>", "special": True}}
+    settings.write_text(json.dumps(written | {"eos_token": "</s>", "added_tokens_decoder": decoder}))
+    assert special_token(resolved.path, "eos_token") == TokenizersBackend.from_pretrained(resolved.path).eos_token
