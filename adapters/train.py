@@ -27,7 +27,7 @@ from streamspec.adapters.early_checks import check_early
 from streamspec.adapters.last_validation import measure_loss, stage_end
 from streamspec.adapters.models import choose_vocabulary, drafter_class, load_target, with_task_lora
 from streamspec.adapters.prepare import prepare
-from streamspec.adapters.recipe_stages import finish_drafter, fit_drafter, own_answers, task_stage
+from streamspec.adapters.recipe_stages import finish_drafter, fit_drafter, known_answers, own_answers, task_stage
 from streamspec.adapters.reporting.quiet import our_words_only
 from streamspec.adapters.runs.day import day_of, keep_day
 from streamspec.adapters.runs.failures import one_line_failures
@@ -142,7 +142,8 @@ def train_staged(run: Run) -> dict[str, Any]:
         run.val_rows = answered_or_refused(run.val_rows, validating)
     rows: Sequence[TokenRow] = run.rows
     if config.regenerate_rows:
-        until = run.budget.until(used + ANSWERS_SHARE * (1 - used), of_left=ANSWERS_SHARE - VALIDATION_SHARE)
+        none = not known_answers(run, run.prompts, config.regenerate_rows, "train")
+        until = run.budget.until(used + ANSWERS_SHARE * (1 - used), of_left=ANSWERS_SHARE * none)
         rows = own_answers(run, model, run.prompts, config.regenerate_rows, "train", until)
         if not rows:
             rows = answered_or_refused(run.rows) if config.answers_itself else run.rows

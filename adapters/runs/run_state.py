@@ -68,6 +68,7 @@ class RunState:
             raise AdapterError(
                 f"{self.file}: {error}", "the saved state of a run", "start anew with another --out"
             ) from None
+        options = {k: v for k, v in options.items() if k not in MAY_CHANGE}  # an older version may have kept more
         changed = sorted(k for k in self.options | options if self.options.get(k) != options.get(k))
         self.grew = bool(changed) and all(k in MAY_GROW and _more(self.options[k], options.get(k)) for k in changed)
         if self.grew:  # from now on at least as much
