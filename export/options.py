@@ -79,7 +79,8 @@ class ExportOptions:
       template (or the one beside a LoRA of PEFT), else raw without a separator.
     - `allow_base_mismatch`: takes a LoRA of PEFT whose configuration names another base.
     - `kv_cache_dtype`: float32, or float16 for half the memory of keys and values; they are computed in float32.
-      Default: float16 with a GGUF file's own weights, unless layers have states or convolutions; else float32.
+      Default: float16 with a GGUF file's own weights, else float32; recurrent states and inputs of convolutions are
+      float32 in any case.
     - `force`: replaces an existing bundle.
     - `held_out`: data whose perplexity in the bundle and in PyTorch is written to `manifest.parity`, beside that of a
       general text (`bundle.precision_cost` says both in words).

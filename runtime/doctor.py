@@ -74,7 +74,7 @@ def examine(folder: Path, manifest: Manifest, provider: str, threads: int | None
         runner = open_on(folder, manifest, provider, LoadOptions(threads=threads))
         costs, _ = measure(runner, PLAIN)
     except StreamspecError as error:
-        return found | {"verdict": error.found, "captured": False}
+        return found | {"verdict": error.found, "captured": False, "why_not_captured": None}
     model = runner.model
     found |= {"right": True, "verdict": "right", "plain_ms": round(1000 * costs[1], 3), "on_cpu": model.on_cpu}
     return found | {"captured": model.captures, "why_not_captured": model.why_not_captured or None}

@@ -369,7 +369,7 @@ def _library() -> Any:
         import llguidance
     except ImportError:
         raise ConfigError(
-            "a grammar, without the package llguidance", "it installed", "pip install streamspec[grammar]"
+            "a grammar, without the package llguidance", "it installed", 'pip install "streamspec[grammar]"'
         ) from None
     return llguidance
 

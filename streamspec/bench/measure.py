@@ -17,6 +17,7 @@ from streamspec.atomic import write_text
 from streamspec.bench.arms import Arm
 from streamspec.bench.figures import Report
 from streamspec.bench.prompts import BenchPrompt, read_cases
+from streamspec.bench.quality import check_packages
 from streamspec.bench.recorder import PLAIN, SPECULATIVE, Recorder
 from streamspec.bench.report import Summary, compare_all
 from streamspec.draft_tree import BOTH
@@ -67,6 +68,7 @@ def bench(
             f"{Path(save_outputs).parent} is no folder", "a folder for the answers", "change --save-outputs"
         )
     cases = read_cases(prompts, limit)
+    check_packages(cases)
     if sampling.random and sampling.seed is None:
         raise ConfigError("sampling without a seed", "a seed, so that all sides draw alike", "add --seed")
     from streamspec.runtime import load

@@ -7,6 +7,7 @@ the best over the references.
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -15,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from streamspec.bench.prompts import BenchPrompt
 from streamspec.errors import DataError
 
 METRICS = ("em", "rouge1", "rouge2", "rougeL")
@@ -112,6 +114,14 @@ def _scored(path: str | Path, side: str) -> list[dict[str, Any]]:
             f"{path} holds no scored answers", "answers to prompts with references", "run bench on such a file"
         )
     return rows
+
+
+def check_packages(cases: Sequence[BenchPrompt]) -> None:
+    """Raises ModuleNotFoundError for packages that the report takes, before anything is measured."""
+    if sys.platform == "win32":
+        import psutil  # noqa: F401
+    if any(case.references for case in cases):
+        _rouge()
 
 
 def _words(text: str) -> str:

@@ -48,7 +48,7 @@ def command(
     prune_score: Annotated[
         str, typer.Option(help="Whose probability --prune means: exit, prior (the drafter's) or both.")
     ] = "both",
-    loading: Annotated[LoadOptions, load_flags("cpu_bundle", "context", "idle", "prepare_grammar", "past_answers")],
+    loading: Annotated[LoadOptions, load_flags("cpu_bundle", "idle", "prepare_grammar", "past_answers")],
     sampling: Sampling = GREEDY,
     save_outputs: Annotated[
         Path | None, typer.Option(help="Write prompts, answers and scores to this JSONL file.")

@@ -33,7 +33,7 @@ def command(
         int | None,
         typer.Option(min=1, help="Rows of the draft tree; default: as many as pay at each step."),
     ] = None,
-    loading: Annotated[LoadOptions, load_flags("tree", "context", "idle", "prepare_grammar")],
+    loading: Annotated[LoadOptions, load_flags("tree", "idle", "prepare_grammar")],
     sampling: Sampling,
     json_schema: Annotated[
         Path | None, typer.Option(help="File of a JSON schema that the answer must satisfy.")

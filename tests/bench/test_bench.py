@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import streamspec.runtime
-from streamspec.bench import bench
+from streamspec.bench import bench, quality
 from streamspec.bench import recorder as record
 from streamspec.bench.arms import Arm, SessionTieBreaker, wide_narrow_difference
 from streamspec.bench.figures import Spread, figures
@@ -169,6 +172,22 @@ def test_categories_are_measured_apart_and_without_looping_answers(
     found = bench("mine", write(tmp_path / "spec.jsonl", *rows), repeats=1).to_json()["categories"]
     assert {name: part["prompts"] for name, part in found.items()} == {"math": 2, "qa": 1, "without looping answers": 2}
     assert all(part["tokens_per_step"] > 1.5 and part["speedup"] > 4 for part in found.values())
+
+
+def test_packages_that_the_report_takes_are_missed_before_anything_is_measured(
+    prompts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = FakeSession()
+    use(monkeypatch, mine=session)
+    monkeypatch.setattr(quality, "_rouge", lambda: import_module("a_package_that_nobody_has"))
+    with pytest.raises(ModuleNotFoundError):
+        bench("mine", prompts)
+    monkeypatch.setattr(quality, "sys", SimpleNamespace(platform="win32"))
+    monkeypatch.setitem(sys.modules, "psutil", None)
+    prompts.write_text('{"prompt": "a"}\n')
+    with pytest.raises(ModuleNotFoundError):
+        bench("mine", prompts)
+    assert not session.calls
 
 
 def test_arms_change_places(prompts: Path, monkeypatch: pytest.MonkeyPatch) -> None:

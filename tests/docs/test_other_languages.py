@@ -81,10 +81,10 @@ def test_javascript_says_that_the_server_did_not_start() -> None:
     assert done.returncode == 1 and "the server has ended" in done.stderr and "nowhere" in done.stderr
 
 
-@pytest.mark.usefixtures("here")
-def test_the_server_that_is_shipped_ends_when_its_input_does() -> None:
+def test_the_server_that_is_shipped_ends_when_its_input_does(here: Path) -> None:
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    with subprocess.Popen([sys.executable, "-c", program("python")], text=True, **pipes) as served:
+    (here / "server.py").write_text(program("python"))  # applications start it from their own folder
+    with subprocess.Popen([sys.executable, here / "server.py"], text=True, cwd=here.parent, **pipes) as served:
         try:
             assert served.stdin is not None and served.stdout is not None
             url = served.stdout.readline().removesuffix("\n")

@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 from streamspec.bundle.files import read_manifest
 from streamspec.cli import app
 from streamspec.cli.doctor import about
+from streamspec.errors import ProviderError
 from streamspec.runtime import doctor
 from streamspec.runtime.hardware import cpu
 from streamspec.runtime.hardware import huge_pages as pages
@@ -46,6 +47,18 @@ def test_a_bundle_that_is_computed_wrongly_everywhere_fails_with_the_reason(
     )
     done = run(bundles("fp32"), "--threads", 1)
     assert done.exit_code == 1 and "cpu: this machine computes a step after a draft tree" in done.stdout
+
+
+def test_a_provider_that_cannot_be_used_has_all_keys(bundles: Bundles, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = bundles("fp32")
+    right = doctor.examine(folder, read_manifest(folder), "cpu", 1)
+
+    def refused(*_: Any) -> None:
+        raise ProviderError("no driver", "one", "install it")
+
+    monkeypatch.setattr(doctor, "open_on", refused)
+    wrong = doctor.examine(folder, read_manifest(folder), "cpu", 1)
+    assert wrong.keys() == right.keys() and wrong["verdict"] == "no driver"
 
 
 def test_without_a_bundle_every_provider_has_a_line(monkeypatch: pytest.MonkeyPatch) -> None:

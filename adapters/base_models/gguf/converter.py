@@ -48,7 +48,7 @@ def convert(gguf: Path, folder: Path, weights: bool = True, by_table: bool = Fal
     try:
         import_module("gguf")
     except ImportError:
-        raise BaseModelError("the package gguf is missing", "gguf", "pip install streamspec[cpu]") from None
+        raise BaseModelError("the package gguf is missing", "gguf", 'pip install "streamspec[cpu]"') from None
     model = read_gguf(gguf)
     row = architecture_of(model)
     fields = config_of(model, row)
