@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from transformers import set_seed
 
-from streamspec.adapters.answers.completion_file import CompletionFile
 from streamspec.adapters.answers.openai_server import is_server
 from streamspec.adapters.answers.source import open_source
 from streamspec.adapters.base_models.config_fields import read_config
@@ -42,7 +41,7 @@ from streamspec.adapters.runs.run_state import RunState
 from streamspec.adapters.training.config import TrainConfig, names_of
 from streamspec.adapters.training.device import start_budget
 from streamspec.adapters.training.served_layers import Opener, Served
-from streamspec.adapters.training_run import Run, RunInputs, answers_made_by
+from streamspec.adapters.training_run import Run, RunInputs, file_of_answers
 from streamspec.atomic import sha256_file
 from streamspec.bundle.adapter_folder import PROVENANCE, STREAM_WEIGHTS, TASK_WEIGHTS, read_adapter, read_json
 from streamspec.bundle.files import read_manifest
@@ -64,7 +63,7 @@ def prepare(
         inputs, hashes = read_inputs(config, load, lower_layers)
     config = inputs.config
     if config.answers:
-        CompletionFile(config.answers, answers_made_by(config, inputs.base, inputs.source))
+        file_of_answers(config.answers, config, inputs.base, inputs.source)
     state = RunState(config.out / WORK / RUN_STATE, config.to_json(), config.resume, hashes)
     if processes.is_first():
         budget.keep(config.out / WORK / TIME_USED, config.resume)

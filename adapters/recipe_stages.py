@@ -55,7 +55,7 @@ from streamspec.adapters.runs.stage_plan import StagePlan, StageTime, batch_in_t
 from streamspec.adapters.training.device import return_memory
 from streamspec.adapters.training.hidden_state_cache import STATES, HiddenStateCache
 from streamspec.adapters.training.trainer import Stage, StepLoss, load_trainable, run_stage, trainable_state
-from streamspec.adapters.training_run import Run, answers_made_by, target_of
+from streamspec.adapters.training_run import Run, answers_made_by, file_of_answers, target_of
 from streamspec.atomic import sha256_file, write_text
 
 COMPARED = "answers_from"  # part of a run: a sample of the source's answers was compared with the target
@@ -292,9 +292,7 @@ def own_answers(
     if not finished or len(found) < len(prompts):
         with answering(model):
             found = make_answers(run, model, prompts, file, ENDLESS if finished else until, name)
-    if not found and run.config.answers_itself:  # a resumed run with more time asks again
-        say(f"regenerating ({name}): none of {len(prompts)} prompts in the time for it: references, if any, are taken")
-    elif not finished:
+    if not finished:
         reached = {tuple(prompt) for prompt, _ in found}
         if processes.is_first():
             write_text(used, json.dumps([i for i, prompt in enumerate(prompts) if tuple(prompt) in reached]))
@@ -305,7 +303,7 @@ def own_answers(
 def finish_answers(run: Run, name: str, found: Answered, count: int, seconds: float) -> None:
     """Says how many of `count` prompts were answered in the time for it, and records that they are."""
     if len(found) < count:
-        instead = "" if found else ": the references are taken instead"
+        instead = "" if found else ": references, if any, are taken instead"
         say(f"regenerating ({name}): {len(found)} of {count} prompts in the time for it{instead}")
     tokens = sum(len(answer) for _, answer in found)
     log = {"completions": len(found), "tokens": tokens, "seconds": round(seconds, 1)}
@@ -315,7 +313,7 @@ def finish_answers(run: Run, name: str, found: Answered, count: int, seconds: fl
 def kept_answers(run: Run, name: str) -> CompletionFile:
     """The file that keeps the answers of this name."""
     file = run.config.answers or run.work / f"answers-{name}.jsonl"
-    return CompletionFile(file, answers_made_by(run.config, run.base, run.source))
+    return file_of_answers(file, run.config, run.base, run.source)
 
 
 def checked_rows(run: Run, drafter: DraftingModel) -> Sequence[TokenRow]:

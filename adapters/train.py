@@ -118,10 +118,14 @@ def train_joint(run: Run) -> dict[str, Any]:
     return finish_drafter(run, drafter, model, vocabulary)
 
 
-def answered_or_refused(rows: Sequence[TokenRow], own: Sequence[TokenRow] = ()) -> Sequence[TokenRow]:
-    """Those of the rows that are more than a prompt, else the target's `own`. Raises DataError where that is none."""
+def answered_or_refused(
+    run: Run, name: str, rows: Sequence[TokenRow], own: Sequence[TokenRow] = ()
+) -> Sequence[TokenRow]:
+    """Those of the rows that are more than a prompt, else the target's `own`. Raises DataError where that is none: a
+    resumed run with more time then asks again for the answers of this `name`."""
     found = [row for row in rows if not without_answers([row])] or own
     if not found:
+        run.state.reopen(f"regenerated_{name}")
         raise DataError("prompts without answers, and no time to answer one", "answers", "raise --max-minutes")
     return found
 
@@ -139,14 +143,14 @@ def train_staged(run: Run) -> dict[str, Any]:
     until = run.budget.until(used + VALIDATION_SHARE * (1 - used), of_left=VALIDATION_SHARE)
     validating = own_answers(run, model, run.val_prompts, config.val_rows, "val", until)
     if config.answers_itself:
-        run.val_rows = answered_or_refused(run.val_rows, validating)
+        run.val_rows = answered_or_refused(run, "val", run.val_rows, validating)
     rows: Sequence[TokenRow] = run.rows
     if config.regenerate_rows:
         none = not known_answers(run, run.prompts, config.regenerate_rows, "train")
         until = run.budget.until(used + ANSWERS_SHARE * (1 - used), of_left=ANSWERS_SHARE * none)
         rows = own_answers(run, model, run.prompts, config.regenerate_rows, "train", until)
         if not rows:
-            rows = answered_or_refused(run.rows) if config.answers_itself else run.rows
+            rows = answered_or_refused(run, "train", run.rows) if config.answers_itself else run.rows
     vocabulary = choose_vocabulary(run, run.rows, rows)
     if rows is not run.rows:  # what its start is fitted to
         run.rows = [*rows, *run.rows[:FIT_REFERENCES]]

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from streamspec.adapters.answers.bundle import BundleAnswers
+from streamspec.adapters.answers.completion_file import CompletionFile
 from streamspec.adapters.answers.request import AnswerSource
 from streamspec.adapters.base_models.resolve import Base
 from streamspec.adapters.dataset.batches import collate
@@ -125,6 +127,12 @@ def answers_made_by(config: TrainConfig, base: Base, source: AnswerSource | None
     settings |= {"base_bits": config.base_bits} if config.base_bits and source is None else {}
     sampling = {"temperature": config.answer_temperature, "top_p": config.answer_top_p, "seed": config.seed}
     return settings | sampling if config.answer_temperature else settings
+
+
+def file_of_answers(path: Path, config: TrainConfig, base: Base, source: AnswerSource | None) -> CompletionFile:
+    """Opens a file of such answers. Raises DataError for other ones."""
+    made_by = answers_made_by(config, base, source)
+    return CompletionFile(path, made_by, made_by | (source.made_before() if isinstance(source, BundleAnswers) else {}))
 
 
 def target_of(config: TrainConfig, base: Base) -> dict[str, Any]:

@@ -5,13 +5,12 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from streamspec.runtime.options import GenerationOptions
 from streamspec.runtime.stream import Completion, Stream
-
-CANCELLED = "cancelled"  # why an answer ended
 
 if TYPE_CHECKING:
     from streamspec.runtime.session import Session
@@ -22,14 +21,19 @@ def answer_all(session: Session, prompts: Sequence[Sequence[int]], options: Gene
     cancelled and its error is raised; `Session.cancel` ends all that are not finished."""
     opened = [session.stream(ids, options) for ids in prompts]
     at_once = min(session.batch, len(prompts))
-    if at_once > 1:
-        return _SeveralAtOnce(prompts, options).answer(session, at_once)
-    answers = list[Completion]()
-    for stream in opened:
-        if answers and answers[-1].finish_reason == CANCELLED:
-            stream.cancel()
-        answers.append(Completion.of(list(stream)))
-    return answers
+    several, outer = _SeveralAtOnce(prompts, options), session.end_list
+    session.end_list = several.stop if at_once > 1 else partial(_cancel, opened)
+    try:
+        if at_once > 1:
+            return several.answer(session, at_once)
+        return [Completion.of(list(stream)) for stream in opened]
+    finally:
+        session.end_list = outer
+
+
+def _cancel(streams: Iterable[Stream]) -> None:
+    for stream in streams:
+        stream.cancel()
 
 
 class _SeveralAtOnce:
@@ -44,6 +48,7 @@ class _SeveralAtOnce:
     def answer(self, session: Session, at_once: int) -> list[Completion]:
         """The answers in order."""
         others, started = [session.another() for _ in range(at_once - 1)], list[threading.Thread]()
+        first = self._left.popleft()  # whatever the threads do, the session itself is asked: it may be busy
         try:
             for other in others:
                 thread = threading.Thread(target=self._work, args=(other,), name="streamspec", daemon=True)
@@ -51,7 +56,7 @@ class _SeveralAtOnce:
                 started.append(thread)
         except RuntimeError as error:  # no more threads
             self._end(error)
-        self._work(session)
+        self._work(session, first)
         for thread in started:
             try:
                 thread.join()
@@ -62,28 +67,26 @@ class _SeveralAtOnce:
             raise self._errors[0]
         return [self._answers[number] for number in sorted(self._answers)]
 
-    def _work(self, worker: Session) -> None:
+    def _work(self, worker: Session, given: tuple[int, Sequence[int]] | None = None) -> None:
         try:
             while not self._errors:
                 try:
-                    number, ids = self._left.popleft()
+                    number, ids = given or self._left.popleft()
                 except IndexError:
                     return
+                given = None
                 self._running[worker] = stream = worker.stream(ids, self._options)
                 if self._stopped.is_set():  # since it was asked for
                     stream.cancel()
                 self._answers[number] = Completion.of(list(stream))
-                if self._answers[number].finish_reason == CANCELLED:
-                    self._stop()
         except BaseException as error:
             self._end(error)
 
     def _end(self, error: BaseException) -> None:
         self._errors.append(error)
-        self._stop()
+        self.stop()
 
-    def _stop(self) -> None:
+    def stop(self) -> None:
         """Ends what is under way, and what comes next before it is read."""
         self._stopped.set()
-        for stream in list(self._running.values()):
-            stream.cancel()
+        _cancel(list(self._running.values()))

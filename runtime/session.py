@@ -86,6 +86,7 @@ class Session:
         self._thought = Thought.of(template, tokenizer)
         self._busy = threading.Lock()
         self._control: CancelToken | None = None  # of the generation under way
+        self.end_list: Callable[[], Any] | None = None  # of the prompts of a list, while they are answered
         self._swapper = swapper
         self._swaps = 0
 
@@ -273,7 +274,10 @@ class Session:
         return self._stream(encode(turns), options.within(turns), swaps, finished)
 
     def cancel(self, rollback: bool = False) -> None:
-        """Ends the running generation, from any thread (`Stream.cancel`). Does nothing if none runs."""
+        """Ends the running generation, of a list of prompts all that are not finished, from any thread
+        (`Stream.cancel`). Does nothing if none runs."""
+        if (end_list := self.end_list) is not None:
+            end_list()
         control = self._control
         if control is not None:
             control.end("cancelled", rollback)

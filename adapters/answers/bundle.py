@@ -14,8 +14,9 @@ from queue import SimpleQueue
 from typing import Any
 
 from streamspec.adapters.answers.request import AnswerRequest
+from streamspec.atomic import sha256_file
 from streamspec.bundle.files import read_manifest
-from streamspec.bundle.manifest import DATA
+from streamspec.bundle.manifest import DATA, MANIFEST
 
 AT_ONCE = 8  # answers that share the bundle's calls, where those can be shared
 CANCELLED = "cancelled"  # why an answer ended
@@ -52,6 +53,10 @@ class BundleAnswers:
         weights = {name: file.sha256 for name, file in sorted(manifest.files.items()) if name.endswith(DATA)}
         hashed = hashlib.sha256(json.dumps([manifest.rounding, weights]).encode())
         return {"answers_from": f"weights {hashed.hexdigest()}"}
+
+    def made_before(self) -> dict[str, str]:
+        """The bundle as versions up to 0.2 named it: by its manifest."""
+        return {"answers_from": f"bundle {sha256_file(self.folder / MANIFEST)}"}
 
     def answer(self, request: AnswerRequest) -> list[int]:
         """The answer as the bundle decodes it, with drafts."""

@@ -24,7 +24,8 @@ class CompletionFile:
     A line cut off by a killed process is dropped. Raises DataError where other settings made the answers.
     """
 
-    def __init__(self, path: Path, made_by: dict[str, Any]) -> None:
+    def __init__(self, path: Path, made_by: dict[str, Any], before: dict[str, Any] | None = None) -> None:
+        """`before`: what older versions wrote for the same settings."""
         self.path, self.known = path, dict[tuple[int, ...], list[int]]()
         try:
             content = path.read_text(encoding="utf-8") if path.exists() else ""
@@ -35,6 +36,8 @@ class CompletionFile:
             raise DataError(
                 f"{path}: {type(error).__name__} {error}", "a file of answers", "name another file"
             ) from None
+        if rows and rows[0] == before:
+            rows[0], content = made_by, ""  # to be written anew
         if rows and rows[0] != made_by:
             raise DataError(
                 f"{path}: answers of {_short(rows[0], made_by)}",

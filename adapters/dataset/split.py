@@ -25,7 +25,8 @@ def drawn_split(
     examples, first = np.unique(rows.examples, return_index=True)
     if len(examples) < 2:
         raise DataError("data of one row", "two rows, one of them for validation", "add rows, or name --val")
-    count = min(max_examples, max(1, len(examples) // SHARE))
+    many = len({rows.opening_bytes(int(row)) for row in first}) if own else len(examples)
+    count = min(max_examples, max(1, many // SHARE))
     held = examples[_drawn(rows, first, np.random.default_rng(seed).permutation(len(examples)), count)]
     inside = np.isin(rows.examples, held)
     alike = _alike(rows, inside, rows.opening_bytes)

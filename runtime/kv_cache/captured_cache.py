@@ -40,10 +40,6 @@ class CapturedCache(SequenceRows):
         self.write(rows)
         return False
 
-    def reachable(self, length: int) -> int:
-        """See `Cache`. After a call that failed rows may be lost that were committed."""
-        return super().reachable(min(length, self.length))
-
     def rewind(self, length: int) -> None:
         super().rewind(length)
         self._moves = {slot: source for slot, source in self._moves.items() if slot < self.sizes.margin + length}

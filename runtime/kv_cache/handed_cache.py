@@ -25,10 +25,6 @@ class HandedCache(KeyValueCache):
         super().__init__(groups, limit)
         self.written, self._rows = self._room(), 0  # of the last call
 
-    def reachable(self, length: int) -> int:
-        """See `Cache`. A copy that was interrupted (Ctrl-C) leaves nothing to go on from."""
-        return super().reachable(min(length, self.length))
-
     def _extend(self) -> None:
         old = [array.copy() for array in self._packed(self.data, self.length)]
         data, written = self._room(), self._room()
@@ -40,13 +36,12 @@ class HandedCache(KeyValueCache):
         count = len(path)
         if list(path) != list(range(count)):
             raise ValueError(f"path {list(path)} in a chain")  # the caller's arithmetic is wrong
+        length, self.length = self.length, 0  # until all is copied
         if count == self._rows:
             self.data, self.written = self.written, self.data
         else:
-            length, self.length = self.length, 0  # until all is copied
             self._copy(self.written, length + self._rows, self.data, length + count)
-            self.length = length
-        self.length += count
+        self.length = length + count
 
     def rewind(self, length: int) -> None:
         before = self.length

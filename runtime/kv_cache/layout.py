@@ -121,7 +121,8 @@ class SequenceRows:
 
     def reachable(self, length: int) -> int:
         """Returns to how many of the first `length` tokens the sequence can go back: all, or those of a kept place, or
-        0."""
+        0. After a call that failed, or a copy that Ctrl-C interrupted, rows may be lost that were committed."""
+        length = min(length, self.length)
         if self.holds(length):
             return length
         return max((place.reached(length) for place in self._places), default=0)
@@ -137,6 +138,7 @@ class SequenceRows:
         if not 0 <= length <= self.length or self.reachable(length) != length:
             raise ValueError(f"rewind to {length} of {self.length} tokens")
         if length and not self.holds(length):
+            self.length = 0  # until all is copied
             self._go_back_to(next(place for place in self._places if place.reached(length) == length), length)
         self.length = length
         self._places = [place for place in self._places if place.lowest <= length]

@@ -180,7 +180,7 @@ class _ProviderSearch:
         try:
             return self._open(name)
         except StreamspecError as error:
-            if isinstance(error, ResourceError) and on_cpu(name):  # the other graph takes more
+            if isinstance(error, ResourceError) and all(map(on_cpu, self.fitting)):  # the other graph takes more
                 raise
             self.passed_over[name] = one_line(error.found, 200)
             return None

@@ -267,8 +267,9 @@ def test_answers_that_had_no_time_are_asked_for_again_with_more(
 
 def test_prompts_alone_among_answered_rows_teach_no_empty_answer() -> None:
     prompt, answered = TokenRow([5, 6, 2], [False, False, True]), TokenRow([5, 6, 7, 2], [False, False, True, True])
-    assert train_module.answered_or_refused([prompt, answered], [prompt]) == [answered]
-    assert train_module.answered_or_refused([prompt], [prompt]) == [prompt]  # its own answer is empty
+    run: Any = None
+    assert train_module.answered_or_refused(run, "val", [prompt, answered], [prompt]) == [answered]
+    assert train_module.answered_or_refused(run, "val", [prompt], [prompt]) == [prompt]  # its own answer is empty
 
 
 def test_adapter_of_another_base_is_refused(data: Path, task: Path, tmp_path: Path) -> None:
@@ -289,6 +290,8 @@ def test_a_base_without_an_end_of_text_is_refused(base: Path, data: Path, tmp_pa
     shutil.copytree(base, tmp_path / "endless")
     settings = json.loads((base / "tokenizer_config.json").read_text())
     (tmp_path / "endless" / "tokenizer_config.json").write_text(json.dumps(settings | {"eos_token": None}))
+    config = json.loads((base / "config.json").read_text())
+    (tmp_path / "endless" / "config.json").write_text(json.dumps(config | {"eos_token_id": None}))
     with pytest.raises(BaseModelError, match="end-of-text"):
         train(options(tmp_path / "endless", data, tmp_path / "out", method="lora"))
 

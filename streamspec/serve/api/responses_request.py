@@ -67,6 +67,7 @@ class ItemText(Hinted):
     text: str
     annotations: list[Any] | None = Field(None, max_length=0)
     logprobs: list[Any] | None = None  # of an answer before: they change nothing
+    parsed: Any = Field(None, exclude=True)  # a client's own reading of it, which it sends back
 
 
 class InputMessage(Strict):
@@ -95,6 +96,7 @@ class InputCall(Strict):
     call_id: str = Field(min_length=1)
     name: str
     arguments: str
+    parsed_arguments: Any = Field(None, exclude=True)  # a client's own reading of them
     id: str | None = None
     status: Status | None = None
 

@@ -185,6 +185,15 @@ def test_progress_counts_every_answer_once(tmp_path: Path, monkeypatch: pytest.M
     assert sum(counts) == len(PROMPTS) and len(counts) > 3 * len(PROMPTS) / 2  # once a token, for a sign of life
 
 
+def test_a_file_that_an_older_version_named_otherwise_goes_on(tmp_path: Path) -> None:
+    path, older = tmp_path / "answers.jsonl", MADE_BY | {"answers_from": "bundle 1"}
+    CompletionFile(path, older).add([[5]], [[6]])
+    newer = MADE_BY | {"answers_from": "weights 2"}
+    with pytest.raises(DataError, match="answers_from bundle 1"):
+        CompletionFile(path, newer, MADE_BY | {"answers_from": "bundle 3"})
+    assert CompletionFile(path, newer, older).known == CompletionFile(path, newer).known == {(5,): [6]}
+
+
 def test_a_whole_file_is_left_to_others_that_add_to_it(tmp_path: Path) -> None:
     path = tmp_path / "answers.jsonl"
     CompletionFile(path, MADE_BY).add([[5]], [[6]])

@@ -221,7 +221,7 @@ def test_without_time_for_answers_of_a_bundle_the_references_validate(
     more |= {"max_minutes": 1e-4, "epochs": 10_000}
     train(options(bundle.parent / "base", data, tmp_path / "out", **more), load=load)
     assert json.loads((tmp_path / "out" / "training.json").read_text())["metrics"]["val_answers"] == 0
-    assert "in the time for it: references, if any, are taken" in capsys.readouterr().err
+    assert "in the time for it: references, if any, are taken instead" in capsys.readouterr().err
 
 
 def test_answers_that_are_kept_do_not_speak_for_the_source(

@@ -63,6 +63,9 @@ def test_of_own_answers_a_prompt_has_one_and_is_on_one_side_alone() -> None:
         train, val = drawn_split(rows, 100, 0, print, own)
         openings = [{tuple(side.opening(i)) for i in range(len(side))} for side in (train, val)]
         assert bool(openings[0] & openings[1]) != own and all(openings)
+    rows = rows_of(*(([7, i % 20], [i], i) for i in range(380)))
+    train, _ = drawn_split(rows, 100, 0, print, own=True)
+    assert len({tuple(train.opening(i)) for i in range(len(train))}) == 19  # one prompt in twenty, not one row
 
 
 def test_a_conversation_of_several_rows_is_drawn_as_a_whole() -> None:

@@ -234,18 +234,20 @@ def test_ctrl_c_while_the_others_answer_ends_them(
 
 
 def test_cancel_ends_all_answers_of_a_list_that_share_calls(made: Callable[[str], Path], always: None) -> None:
-    session, done = opened(made("lora"), batch=2), threading.Event()
+    session, begun = opened(made("lora"), batch=2), list[list[int]]()
+    stream = Session.stream
 
-    def press() -> None:  # until it is seen: between two answers there is nothing to cancel
-        while not done.wait(0.02):
-            session.cancel()
+    def counted(asked: Session, ids: list[int], *given: Any) -> Any:
+        begun.append(ids)
+        if len(begun) == 6:  # as many as are checked, and two more: those that are answered
+            threading.Timer(0.0, session.cancel).start()
+        return stream(asked, ids, *given)
 
-    button = threading.Thread(target=press)
-    button.start()
-    answers = session.generate([[5, 6, 7]] * 60, max_new_tokens=100)
-    done.set()
-    button.join()
-    assert len(answers) == 60 and [answer.finish_reason for answer in answers].count("cancelled") > 30
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Session, "stream", counted)
+        answers = session.generate([[5, 6, 7 + n] for n in range(4)], max_new_tokens=100)
+    assert [answer.finish_reason for answer in answers].count("cancelled") >= 3
+    assert session.generate([5, 6, 7], max_new_tokens=3).finish_reason == "length"
 
 
 @pytest.mark.parametrize("wrong", [0, 65, True, 2.0, "4"])
