@@ -7,6 +7,7 @@ shows something.
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
 import threading
@@ -84,8 +85,13 @@ def _drawn(parts: Callable[[], list[str]], first: bool) -> Iterator[Callable[[],
         title, *others = parts() or [""]
         return Text("\n  ".join([title, *others]))
 
-    with Live(get_renderable=text, console=Console(stderr=True), refresh_per_second=REDRAWN):
-        yield lambda: None
+    live = Live(get_renderable=text, console=Console(stderr=True), refresh_per_second=REDRAWN)
+    atexit.register(live.stop)  # shows the cursor again: a thread that a program leaves behind is not unwound
+    try:
+        with live:
+            yield lambda: None
+    finally:
+        atexit.unregister(live.stop)
 
 
 @contextmanager

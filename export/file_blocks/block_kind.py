@@ -46,6 +46,12 @@ class BlockKind:
         """Of a block in the file."""
         return 256 if any(name in self.layout.names for name in ("scales", "scales_l")) else 32
 
+    @property
+    def bytes_in_tiles(self) -> float:
+        """Of a weight as operators read it, with its part of scales and minima."""
+        of_block = 8 / self.block if self.weights == 256 else 0
+        return (self.bits + (2 if "m" in self.layout.names else 1) * (16 / self.weights + of_block)) / 8
+
     def codes(self, blocks: Array) -> Array:
         """uint8 [.., weights], one to a byte, of blocks [..]."""
         low = _read(blocks, self.low)

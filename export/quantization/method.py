@@ -16,6 +16,7 @@ LARGE = 5e8  # weights in layers from which int4 rounds to the nearest
 # What an export takes, roughly: bytes of disk for a weight, seconds of a processor for a billion of those in layers.
 BYTES = {"fp32": 4.0, "fp16": 2.0, "int8": 1.03, "int4": 0.7}
 SECONDS = {"fp32": 60, "fp16": 60, "int8": 130, RTN: 100, GPTQ: 370}
+WAITING = 0.64  # bytes of disk for a weight whose codes GPTQ decided, until all are written
 STARTED = 20  # seconds, of any export
 FIXED, OF_TORCH = 0.3, 0.3  # GB of memory, of libraries, and of PyTorch
 ROWS = 3840, 128  # of calibration, and of logits in memory at a time
@@ -46,6 +47,7 @@ def told(spec: DecoderSpec, precision: str, method: str | None) -> str:
     every = inner + spec.vocab * spec.hidden * (1 if spec.tied else 2) + looked_up
     how, each = (method or method_for(spec)) if precision == "int4" else precision, BYTES.get(precision, 1)
     disk, time = ((every - looked_up) * each + looked_up * max(each, 1)) / 1e9, duration(_seconds(how, inner))
+    disk += inner * WAITING / 1e9 if how == GPTQ else 0
     line = (
         f"{every / 1e9:.2g} billion weights in {precision}: about {disk:.1f} GB of disk, {memory(spec, how):.1f} GB of "
         f"memory beside mapped files, {time} of processor time"

@@ -7,6 +7,7 @@ OpenBLAS divides even a small product between all cores and waits busily for the
 from __future__ import annotations
 
 import ctypes
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -14,6 +15,7 @@ from typing import Any
 
 from numpy.linalg import lapack_lite
 
+_lock, _entered = threading.Lock(), list[int]()  # and threads when it was entered: by several passes at once, perhaps
 SYMBOLS = "scipy_openblas_{}_num_threads64_", "openblas_{}_num_threads64_", "openblas_{}_num_threads"
 
 
@@ -24,12 +26,16 @@ def one_blas_thread() -> Iterator[None]:
         yield
         return
     get, set_ = found
-    before = get()
-    set_(1)
+    with _lock:
+        _entered.append(get())
+        set_(1)
     try:
         yield
     finally:
-        set_(before)
+        with _lock:
+            before = _entered[0]
+            _entered.pop()
+            set_(1 if _entered else before)
 
 
 @cache

@@ -187,7 +187,8 @@ def _in_blocks(tensor: StoredTensor) -> StoredTensor:
 
 def open_checkpoint(base: Base) -> Checkpoint:
     """The tensors of a base, in its folder or its GGUF file. Raises BaseModelError as `Checkpoint`."""
-    return Checkpoint(base.path) if base.gguf is None else GgufCheckpoint(base.path, base.gguf)
+    file = base.gguf or base.stored_in
+    return Checkpoint(base.path) if file is None else GgufCheckpoint(base.path, file)
 
 
 class StoredTable:

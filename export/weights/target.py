@@ -104,6 +104,8 @@ def resolve_readable(name: str | Path, say: Callable[[str], None]) -> Base:
         describe_checkpoint(open_checkpoint(base))
         return base
     except BaseModelError:
+        if not has_torch():  # nobody else can describe it
+            raise
         return resolve_base(name, say)
 
 

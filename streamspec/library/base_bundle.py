@@ -30,12 +30,14 @@ from streamspec.errors import BaseModelError, BundleError, ConfigError, Resource
 from streamspec.file_lock import held_if_any
 from streamspec.library.installed import BUNDLES, installed_names, path_of
 from streamspec.paths import cache_dir
+from streamspec.runtime.engine.memory_estimate import TURNED_BACK
 from streamspec.runtime.folder_forms import is_ready
 from streamspec.runtime.hardware import native_library
 from streamspec.runtime.hardware.cpu import available
 from streamspec.runtime.hardware.huge_pages import trim
 
 PRECISION, OWN = "int8", "gguf"
+UNBLOCKED = "F64", "F32", "F16", "BF16"  # types of a GGUF file that have no blocks
 # What an export takes, roughly: bytes of disk for a weight, seconds for a billion of them on two cores; memory in GB,
 # and bytes of it for a weight of the largest tensor and for one of a layer's experts.
 BYTES = {"fp32": 4.0, "fp16": 2.0, "int8": 1.0, "int4": 0.65}
@@ -123,8 +125,9 @@ def _export(name: str, path: Path, target: Path, precision: str, say: Callable[[
 
         if path.is_file() and read_gguf(path).tensors:
             if precision == OWN:
-                _check_embedding(path)
+                _check_types(path)
             costs = _costs(path, precision)
+            _check_disk(path, costs)
             if to_load:
                 _check_room(path, costs)
             say(_announcement(path, precision, costs))
@@ -137,13 +140,16 @@ def _export(name: str, path: Path, target: Path, precision: str, say: Callable[[
     return target
 
 
-def _check_embedding(file: Path) -> None:
-    """Raises ConfigError, before any work, for a GGUF file whose embedding is of a type that has no operator."""
+def _check_types(file: Path) -> None:
+    """Raises ConfigError, before any work, for a GGUF file whose embedding is of a type that has no operator, or any
+    other weight of one in blocks."""
     from streamspec.export.file_blocks.kinds import KINDS
 
-    table = read_gguf(file).tensors.get("token_embd.weight")
-    if table is not None and table.kind_name not in KINDS:
-        raise ConfigError(f"an embedding of type {table.kind_name}", f"one of {', '.join(KINDS)}", "use int8")
+    for name, tensor in read_gguf(file).tensors.items():
+        table = name == "token_embd.weight"
+        if tensor.kind_name not in KINDS and (table or tensor.kind_name not in UNBLOCKED):
+            what = "an embedding" if table else name
+            raise ConfigError(f"{what} of type {tensor.kind_name}", f"one of {', '.join(KINDS)}", "use int8")
 
 
 class _Costs(NamedTuple):
@@ -159,6 +165,11 @@ def _costs(file: Path, precision: str) -> _Costs:
     content = read_gguf(file)
     counts = {name: math.prod(tensor.shape) for name, tensor in content.tensors.items()}
     sizes = {name: tensor.size for name, tensor in content.tensors.items()}
+    if precision == OWN:
+        from streamspec.export.file_blocks.kinds import KINDS
+
+        in_tiles = {name: KINDS[one.kind_name] for name, one in content.tensors.items() if one.kind_name in KINDS}
+        sizes |= {name: int(counts[name] * kind.bytes_in_tiles) for name, kind in in_tiles.items()}
     if precision in BYTES:
         sizes = {name: int(count * BYTES[precision]) for name, count in counts.items()}
     experts = [name for name in counts if "_exps." in name]
@@ -173,7 +184,19 @@ def _costs(file: Path, precision: str) -> _Costs:
     disk, weights = sum(sizes.values()), sum(counts.values())
     memory = FIXED + (max(counts.values()) * OF_LARGEST + max(of_layers.values(), default=0) * OF_EXPERTS) / 1e9
     seconds = max(10, weights / 1e9 * SECONDS.get(precision, SECONDS[PRECISION]))
-    return _Costs(disk / 1e9, memory, seconds, (disk - idle) / 1e9)
+    read = disk - idle
+    if precision in NATIVE_PRECISIONS and native_library.why_not():
+        read = disk * TURNED_BACK[precision]
+    return _Costs(disk / 1e9, memory, seconds, read / 1e9)
+
+
+def _check_disk(file: Path, costs: _Costs) -> None:
+    """Raises ResourceError, before any work, for a file whose bundle has no room on the disk."""
+    folder = cache_dir()
+    there = next(path for path in (folder, *folder.parents) if os.path.exists(path))
+    if (free := shutil.disk_usage(there).free / 1e9) < costs.disk:
+        found = f"{free:.1f} GB of disk free at {folder}"
+        raise ResourceError(found, f"the {costs.disk:.1f} GB that {file.name} takes as a bundle", "make room there")
 
 
 def _check_room(file: Path, costs: _Costs) -> None:

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 import time
+from contextlib import suppress
 
 import pytest
 
 from streamspec import progress
 from streamspec.progress import counted, duration, is_quiet, region, track
+
+if os.name == "posix":
+    import pty
 
 
 def test_every_item_comes_and_progress_goes_to_stderr(
@@ -81,6 +87,31 @@ def test_on_a_terminal_one_region_is_redrawn(
         add(1)
     shown = capsys.readouterr().err
     assert "a remark\n" in shown and "\r\x1b[2Kreading: 3/3\n" in shown
+
+
+@pytest.mark.skipif(os.name != "posix", reason="makes a terminal")
+def test_the_cursor_comes_back_where_a_thread_is_left_behind() -> None:
+    """As where an export is interrupted while the reference is computed beside it."""
+    code = """
+import sys, threading, time
+from streamspec.progress import counted
+def work():
+    with counted("layers", 2) as add:
+        add(1); drawn.set(); time.sleep(60)
+drawn = threading.Event()
+threading.Thread(target=work, daemon=True).start()
+drawn.wait(); time.sleep(0.3)
+sys.exit(130)
+"""
+    terminal, inside = pty.openpty()
+    with subprocess.Popen([sys.executable, "-c", code], stderr=inside, env=os.environ | {"TERM": "xterm"}) as process:
+        os.close(inside)
+        written = b""
+        with suppress(OSError):  # the other end is closed
+            while part := os.read(terminal, 1 << 16):
+                written += part
+    os.close(terminal)
+    assert process.returncode == 130 and written.rfind(b"\x1b[?25h") > written.rfind(b"\x1b[?25l") >= 0
 
 
 def test_times_are_spelt_for_people() -> None:

@@ -410,6 +410,19 @@ def test_what_needs_pytorch_is_refused_in_one_line(tmp_path: Path, block: Callab
         assert "\n" not in str(error.value) and not (tmp_path / "out").exists()
 
 
+def test_a_gguf_file_takes_a_store_and_is_refused_at_once_where_pytorch_alone_knows_it(tmp_path: Path) -> None:
+    known = gguf_cases.rounded(tmp_path / "known.gguf", "llama 3.2", "Q8_0")
+    (tmp_path / "texts.jsonl").write_text('{"text": "the and then"}\n')
+    stretched = gguf_cases.rounded(tmp_path / "yarn.gguf", "qwen2, yarn", "Q8_0")
+    ran = without(
+        ["export", "--base", known, "--store", tmp_path / "texts.jsonl", "--out", tmp_path / "out"],
+        STREAMSPEC_CACHE=str(tmp_path / "cache"),
+    )
+    assert ran.returncode == 0, ran.stderr
+    ran = without(["export", "--base", stretched, "--out", tmp_path / "no"], STREAMSPEC_CACHE=str(tmp_path / "other"))
+    assert "yarn" in ran.stderr and "without PyTorch" in ran.stderr and "hashing the weights" not in ran.stderr
+
+
 def test_a_base_becomes_the_same_bundle_with_pytorch_and_without(tmp_path: Path) -> None:
     """In a process that cannot import torch and transformers: all files but for what is measured."""
     tried = {"llama": ("int8", "int4"), "qwen2": ("int8",), "qwen3": ("int4",), "gemma3_text": ("int4",)}

@@ -8,7 +8,9 @@ import os
 import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import gguf
@@ -20,6 +22,7 @@ from streamspec.adapters.base_models.gguf.file import read_gguf
 from streamspec.atomic import sha256_file
 from streamspec.bundle.files import read_manifest
 from streamspec.errors import ConfigError, ResourceError
+from streamspec.export import export_bundle
 from streamspec.library import base_bundle
 from streamspec.library.base_bundle import bundle_of
 from streamspec.runtime import load
@@ -143,9 +146,42 @@ def test_what_a_bundle_takes_counts_the_experts_of_a_layer(tmp_path: Path, monke
     assert fp32.read == fp32.disk == pytest.approx(4e-9 * sum(math.prod(one.shape) for one in tensors.values()))
     monkeypatch.setattr(base_bundle.native_library, "why_not", lambda: "none here")
     int8 = base_bundle._costs(file, "int8")
-    assert int8.read == int8.disk  # all are turned back
+    assert int8.read == pytest.approx(2.75 * int8.disk)  # the standard graph turns all back into constants
     with pytest.raises(ConfigError, match="precision"):
         bundle_of(str(file), "int5", quiet)
+
+
+@pytest.mark.parametrize("kind", ["Q2_K", "Q3_K", "Q5_K", "Q5_0", "Q8_0"])
+def test_what_a_bundle_takes_is_told_by_its_tiles(kind: str, tmp_path: Path) -> None:
+    file, _ = gguf_cases.in_blocks(tmp_path / "model.gguf", kind)
+    made = export_bundle(file, None, tmp_path / "out", "gguf", progress=quiet, measure=False)
+    written = made.data_bytes
+    assert base_bundle._costs(file, "gguf").disk * 1e9 == pytest.approx(written, rel=0.06)
+
+
+def test_a_disk_without_room_is_told_before_any_work(
+    exports: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = gguf_cases.rounded(tmp_path / "model.gguf", "llama 3.2", "Q8_0")
+    monkeypatch.setattr(base_bundle.shutil, "disk_usage", lambda _: SimpleNamespace(free=100))
+    with pytest.raises(ResourceError, match=r"0.0 GB of disk free at .*; expected the 0.0 GB that model.gguf takes"):
+        bundle_of(str(file), None, quiet)
+    assert not exports
+
+
+def test_a_type_without_operators_is_seen_before_any_work(
+    exports: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(base_bundle.native_library, "why_not", lambda: "")
+    file, said = gguf_cases.rounded(tmp_path / "model.gguf", "llama 3.2", "Q8_0"), list[str]()
+    content, odd = read_gguf(file), gguf.GGMLQuantizationType.IQ3_S
+    tensors = {
+        name: replace(one, kind=odd) if name == "blk.0.ffn_up.weight" else one for name, one in content.tensors.items()
+    }
+    monkeypatch.setattr(base_bundle, "read_gguf", lambda _: SimpleNamespace(tensors=tensors))
+    with pytest.raises(ConfigError, match="blk.0.ffn_up.weight of type IQ3_S"):
+        base_bundle._export(str(file), file, tmp_path / "out", "gguf", said.append, True)
+    assert not exports and not said
 
 
 def test_a_file_of_which_a_step_reads_more_than_memory_has_is_refused_before_any_work(

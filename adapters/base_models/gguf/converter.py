@@ -150,7 +150,8 @@ def _of_transformers(model: GgufFile, fields: Config, head: str) -> tuple[Config
 
 
 def _write_tokenizer(tokens: GgufTokenizer, folder: Path) -> None:
-    tokens.tokenizer.save(str(folder / "tokenizer.json"), pretty=False)  # read again at each start
+    # Read again at each start. The library's own `save` raises no OSError where the disk is full.
+    (folder / "tokenizer.json").write_text(tokens.tokenizer.to_str(), encoding="utf-8")
     settings = {"tokenizer_class": "TokenizersBackend", "clean_up_tokenization_spaces": False}
     _write_json(folder / "tokenizer_config.json", settings | tokens.named())
     if tokens.chat_template is not None:
