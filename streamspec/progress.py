@@ -86,7 +86,7 @@ def _drawn(parts: Callable[[], list[str]], first: bool) -> Iterator[Callable[[],
         return Text("\n  ".join([title, *others]))
 
     live = Live(get_renderable=text, console=Console(stderr=True), refresh_per_second=REDRAWN)
-    atexit.register(live.stop)  # shows the cursor again: a thread that a program leaves behind is not unwound
+    atexit.register(live.stop)  # shows the cursor again: at the end of a program its other threads are not unwound
     try:
         with live:
             yield lambda: None
