@@ -29,12 +29,12 @@ from tests.support.manifests import manifest
 # The commands that load a bundle to answer with it: what they need beside the bundle, and the fields that they set
 # themselves. A new field is none of these.
 LOADING: dict[str, tuple[list[str], set[str]]] = {
-    "generate": (["--prompt", "p"], {"tree", "context", "idle", "prepare_grammar"}),
+    "generate": (["--prompt", "p"], {"tree", "idle", "prepare_grammar"}),
     "chat": ([], {"tree", "idle", "prepare_grammar"}),
     "serve": ([], {"tree", "adapter"}),
     "bench": (
         ["--prompts", "p"],
-        {"cpu_bundle", "context", "idle", "prepare_grammar", "past_answers"},
+        {"cpu_bundle", "idle", "prepare_grammar", "past_answers"},
     ),
 }
 # A flag's word and the value that it becomes, by the type of the field and by its name.
