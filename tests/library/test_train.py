@@ -54,4 +54,4 @@ def test_the_call_from_python_computes_what_the_command_does(
     result = streamspec.train(options(file, data, tmp_path / "out", **more))
     assert "tau" in result and "layers are computed by the bundle's operators" in capsys.readouterr().err
     log = json.loads((tmp_path / "out" / "training.json").read_text())["log"]
-    assert log["answers_from"]["answers_from"].startswith("bundle ")
+    assert log["answers_from"]["answers_from"].startswith("weights ")

@@ -103,4 +103,4 @@ def test_without_any_time_a_run_does_the_least_and_ends(
     assert [entry["step"] for entry in saved["log"]["streams"]] == [1]
     said = capsys.readouterr().err
     assert "validation loss: 1 of 30 texts in the time left" in said
-    assert "regenerating (val): 0 of 30 prompts in the time for it: the references are taken instead" in said
+    assert "regenerating (val): 0 of 30 prompts in the time for it: references, if any, are taken instead" in said
