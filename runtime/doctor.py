@@ -99,5 +99,5 @@ def _onnxruntime() -> dict[str, Any]:
 
 def _writable(folder: Path) -> bool:
     """Tells whether the folder exists and is writable, or can be made."""
-    there = next((path for path in (folder, *folder.parents) if os.path.exists(path)), None)
-    return there is not None and there.is_dir() and os.access(there, os.W_OK)
+    there = paths.nearest_existing(folder)
+    return there.is_dir() and os.access(there, os.W_OK)

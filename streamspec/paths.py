@@ -1,5 +1,5 @@
 """The folder for downloads, converted models and measurements; notes in it of checks that passed; where a user's
-folders are."""
+folders are, and the nearest folder that exists."""
 
 from __future__ import annotations
 
@@ -82,3 +82,8 @@ class PassedChecks:
     @staticmethod
     def _note(folder: Path, rests_on: object) -> Path:
         return folder / hashlib.sha256(repr(rests_on).encode()).hexdigest()[:40]
+
+
+def nearest_existing(path: Path) -> Path:
+    """Finds the path itself where it exists, else the nearest of its folders that does."""
+    return next((place for place in (path, *path.absolute().parents) if os.path.exists(place)), path)

@@ -11,8 +11,9 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError
 
-from streamspec.adapters.runs.run_folder import RUN_STATE, WORK, nearest
+from streamspec.adapters.runs.run_folder import RUN_STATE, WORK
 from streamspec.errors import ResourceError, StreamspecError
+from streamspec.paths import nearest_existing
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
 DISK_WORDS = (
@@ -82,4 +83,4 @@ def _has(text: str, words: tuple[str, ...]) -> bool:
 
 
 def _free(out: Path) -> str:
-    return f"{shutil.disk_usage(nearest(out)).free / 1e6:,.0f} MB"
+    return f"{shutil.disk_usage(nearest_existing(out)).free / 1e6:,.0f} MB"

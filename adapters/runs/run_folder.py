@@ -13,6 +13,7 @@ from streamspec.adapters.runs.run_lock import only_locked
 from streamspec.atomic import sweep
 from streamspec.bundle.adapter_folder import PROVENANCE
 from streamspec.errors import AdapterError
+from streamspec.paths import nearest_existing
 
 WORK = "run"  # folder of an unfinished run, inside --out
 RUN_STATE = "journal.json"  # in WORK: its options, finished parts and minutes
@@ -23,7 +24,7 @@ def check_out(out: Path, resume: bool) -> None:
     """Refuses a folder that holds something already, unless it is an unfinished run to resume, and one that cannot be
     written.
     """
-    there = nearest(out)
+    there = nearest_existing(out)
     if not there.is_dir():
         raise AdapterError(f"{there} is a file", "a new folder", "choose another --out")
     if not os.access(there, os.W_OK | os.X_OK):
@@ -42,8 +43,3 @@ def check_out(out: Path, resume: bool) -> None:
         raise AdapterError(f"{out} is neither empty nor an unfinished run", "a new folder", "choose another --out")
     if not resume:
         raise AdapterError(f"{out} is not empty", "a new folder", "choose another --out, or add --resume to go on")
-
-
-def nearest(path: Path) -> Path:
-    """The path itself where it exists, else the nearest of its folders that does."""
-    return next(place for place in (path, *path.absolute().parents) if place.exists())

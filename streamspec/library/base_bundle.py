@@ -29,7 +29,7 @@ from streamspec.bundle.model_section import NATIVE_PRECISIONS
 from streamspec.errors import BaseModelError, BundleError, ConfigError, ResourceError, meant, names_in
 from streamspec.file_lock import held_if_any
 from streamspec.library.installed import BUNDLES, installed_names, path_of
-from streamspec.paths import cache_dir
+from streamspec.paths import cache_dir, nearest_existing
 from streamspec.runtime.engine.memory_estimate import TURNED_BACK
 from streamspec.runtime.folder_forms import is_ready
 from streamspec.runtime.hardware import native_library
@@ -193,8 +193,7 @@ def _costs(file: Path, precision: str) -> _Costs:
 def _check_disk(file: Path, costs: _Costs) -> None:
     """Raises ResourceError, before any work, for a file whose bundle has no room on the disk."""
     folder = cache_dir()
-    there = next(path for path in (folder, *folder.parents) if os.path.exists(path))
-    if (free := shutil.disk_usage(there).free / 1e9) < costs.disk:
+    if (free := shutil.disk_usage(nearest_existing(folder)).free / 1e9) < costs.disk:
         found = f"{free:.1f} GB of disk free at {folder}"
         raise ResourceError(found, f"the {costs.disk:.1f} GB that {file.name} takes as a bundle", "make room there")
 
