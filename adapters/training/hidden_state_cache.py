@@ -117,7 +117,7 @@ class HiddenStateCache:
     ) -> bool:
         """Computes and keeps the states of all `texts` that are missing, until the time is over or there is no room;
         without `ahead` each at its first use. Says on behalf of the stage `name` how much that is. `note` keeps the
-        time that a run has taken, after each text. Tells whether all are there.
+        time that a run has taken, after each text. Tells whether all are there, for every process.
         """
         missing, needed = processes.from_first(self._missing(texts))
         room = processes.from_first(self._announced(name, missing, needed, ahead))
@@ -130,10 +130,11 @@ class HiddenStateCache:
                     break
                 add(1)
                 note()
+        self.name()
         processes.gathered(None)  # all have written
         for kept in self.parts.values():
             kept.texts.find()
-        return all(map(self._kept, missing))
+        return all(processes.gathered(all(map(self._kept, missing))))
 
     def keeps(self, texts: Sequence[Sequence[TokenRow]]) -> bool:
         """Tells whether the states of all `texts` are there."""

@@ -225,6 +225,22 @@ def test_the_disk_is_waited_for_now_and_then_not_for_each_text(tmp_path: Path, m
     assert {b"a" * 16, b"b" * 16} <= others.parts[FINAL].texts.kept.keys()
 
 
+def test_processes_find_each_others_states_when_all_have_computed_theirs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    states = HiddenStateCache(streaming("llama"), tmp_path)
+    others: list[list[int]] = []
+
+    def gathered(mine: object) -> list[object]:
+        others.append(HiddenStateCache(states.drafter, tmp_path, owner="other-").kept_rows(ROWS))
+        return [mine, not isinstance(mine, bool)]  # the other one had no room
+
+    monkeypatch.setattr(hidden_state_cache.processes, "gathered", gathered)
+    whole = states.fill([ROWS], "streams")
+    assert states.kept_rows(ROWS) == others[0] == list(range(len(ROWS)))
+    assert not whole  # as the other one says: all do the same next
+
+
 def test_the_room_that_is_told_is_that_of_what_is_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = tiny_model("llama", hidden_size=8192, num_hidden_layers=2, intermediate_size=8)
     HiddenStateCache(MedusaModel(model, GAMMA, True, None, False), tmp_path).fill([ROWS * 20], "heads")
