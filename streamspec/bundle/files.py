@@ -131,6 +131,8 @@ def regular_file(folder: Path, name: str, fix: str) -> Path:
     try:
         mode = path.stat().st_mode  # follows links; a pipe or device must not be opened
         inside = path.resolve(strict=True).parent == folder.resolve(strict=True)
+    except PermissionError as error:
+        raise BundleError(f"{path}: {error.strerror}", "a readable file", fix) from None
     except (OSError, RuntimeError):  # RuntimeError: a loop of links
         raise BundleError(f"{folder} has no {name}", f"the file {name}", fix) from None
     if not stat.S_ISREG(mode) or not inside:

@@ -40,6 +40,7 @@ def command(
     """Measure the cost of a step by its number of rows; later loads on this machine use the result."""
     from streamspec.bench.plots import check_plot
     from streamspec.bench.prompts import read_cases
+    from streamspec.bench.quality import check_packages
     from streamspec.runtime import load
     from streamspec.runtime.costs.learned_costs import describe
     from streamspec.runtime.tuning.cost_file import costs_file, read_record
@@ -51,7 +52,7 @@ def command(
     session: Any = load(folder, replace(loading, tree="plain", prepare_grammar=False))
     if prompts is not None:
         session.manifest.check_prunes()
-        read_cases(prompts, limit)  # not after the measuring
+        check_packages(read_cases(prompts, limit))  # not after the measuring
     before = read_record(costs_file(session.runner.provider, session.runner.threads, session.manifest, None))
     calibrations = tune(session.runner, session.manifest, context)
     if before is not None:

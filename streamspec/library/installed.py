@@ -5,6 +5,7 @@ left in the cache.
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -67,7 +68,7 @@ def installed() -> list[InstalledBundle]:
     folder = library_dir()
     sweep(folder)
     folders = sorted(path for path in folder.iterdir() if plain_name(path.name)) if folder.is_dir() else []
-    return [_described(path) for path in folders if (path / MANIFEST).is_file()]
+    return [_described(path) for path in folders if _is_bundle(path)]
 
 
 def installed_names() -> list[str]:
@@ -127,7 +128,7 @@ def path_of(bundle: str | Path) -> Path:
         recover(installed_bundle)
     except (ConfigError, OSError):  # no home folder: nothing is installed
         return path
-    return installed_bundle if (installed_bundle / MANIFEST).is_file() else path
+    return installed_bundle if _is_bundle(installed_bundle) else path
 
 
 def remove(name: str) -> int:
@@ -142,7 +143,7 @@ def remove(name: str) -> int:
     if path is None:
         sweep(library_dir())
         path = library_dir() / name
-        if not plain_name(name) or path.is_symlink() or not (path / MANIFEST).is_file():
+        if not plain_name(name) or path.is_symlink() or not _is_bundle(path):
             known, found = [*(bundle.name for bundle in installed()), *kept], f"no installed bundle {name!r}"
             raise ConfigError(found, ", ".join(known) or "one", "check it" + meant(name, known))
     size = _bytes(path)
@@ -151,6 +152,13 @@ def remove(name: str) -> int:
             raise ResourceError(f"another process fetches {name}", "none", "wait for it, or end it")
         remove_folder(path)
     return size
+
+
+def _is_bundle(path: Path) -> bool:
+    try:
+        return (path / MANIFEST).is_file()
+    except OSError:  # it may not be read: shown with the reason
+        return True
 
 
 def _described(path: Path) -> InstalledBundle:
@@ -163,4 +171,12 @@ def _described(path: Path) -> InstalledBundle:
 
 
 def _bytes(path: Path) -> int:
-    return sum(file.lstat().st_size for file in (path, *path.rglob("*")) if not file.is_dir())
+    return sum(map(_size, (path, *path.rglob("*"))))
+
+
+def _size(file: Path) -> int:
+    try:
+        found = file.lstat()
+    except OSError:
+        return 0
+    return 0 if stat.S_ISDIR(found.st_mode) else found.st_size

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -247,6 +248,24 @@ def test_list_leaves_what_no_process_of_ours_left(bundle: Path, library: Path) -
     with pytest.raises(ConfigError, match="no installed bundle"):
         remove("none")
     assert all((library / name / "kept").exists() for name in names)
+
+
+@pytest.mark.parametrize(("code", "words"), [(errno.EACCES, "Permission denied"), (errno.EIO, "no manifest.json")])
+def test_list_tells_a_folder_that_cannot_be_read(
+    code: int, words: str, bundle: Path, library: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pull(str(bundle), name="tiny")
+    (library / "odd").mkdir()
+    whole = Path.stat
+
+    def stat(path: Path, **options: Any) -> os.stat_result:
+        if path.parent.name == "odd":
+            raise OSError(code, os.strerror(code))
+        return whole(path, **options)
+
+    monkeypatch.setattr(Path, "stat", stat)
+    assert [bool(one.problem) for one in installed()] == [True, False] and words in installed()[0].problem
+    assert "damaged: " in run("list").stdout and os.strerror(code) in run("inspect", "odd").stderr
 
 
 def test_list_tells_a_damaged_bundle(bundle: Path, library: Path) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import importlib
 import json
 import time
 from collections.abc import Callable
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from streamspec.bench import quality
 from streamspec.bench.figures import Spread
 from streamspec.bench.pruning import TRIED, best
 from streamspec.cli import app
@@ -124,6 +126,16 @@ def test_pruning_has_to_pay_in_every_repetition() -> None:
 def test_pruning_wants_an_early_exit(bundles: Bundles, tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["tune", str(bundles("lora")), "--prompts", str(tmp_path / "dev.jsonl")])
     assert done.exit_code == 2 and "without an early exit" in done.stderr
+
+
+def test_tune_wants_its_packages_before_it_measures(
+    bundles: Bundles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "dev.jsonl").write_text('{"prompt": "a b c", "completion": "d"}\n')
+    monkeypatch.setattr(quality, "_rouge", lambda: importlib.import_module("no_such_package"))
+    monkeypatch.setattr(tune, "tune", lambda *_: pytest.fail("measured"))
+    done = CliRunner().invoke(app, ["tune", str(bundles("fp32")), "--prompts", str(tmp_path / "dev.jsonl")])
+    assert isinstance(done.exception, ModuleNotFoundError)
 
 
 def test_a_slow_model_is_measured_well_and_once(
