@@ -242,11 +242,12 @@ def test_processes_find_each_others_states_when_all_have_computed_theirs(
 
 
 def test_the_room_that_is_told_is_that_of_what_is_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    model = tiny_model("llama", hidden_size=8192, num_hidden_layers=2, intermediate_size=8)
-    HiddenStateCache(MedusaModel(model, GAMMA, True, None, False), tmp_path).fill([ROWS * 20], "heads")
+    model = tiny_model("llama", hidden_size=1024, num_hidden_layers=2, intermediate_size=8)
+    rows = [TokenRow([3 + (n + i) % 57 for i in range(60)], [True] * 60) for n in range(20)]
+    HiddenStateCache(MedusaModel(model, GAMMA, True, None, False), tmp_path).fill([rows * 2], "heads")
     capsys.readouterr()
-    HiddenStateCache(DraftLayerModel(model, DraftLayerConfig(GAMMA, taps=(0, 1))), tmp_path).fill([ROWS * 20], "layer")
-    size = 2 * (8192 + 1) * sum(len(row.input_ids) for row in ROWS)
+    HiddenStateCache(DraftLayerModel(model, DraftLayerConfig(GAMMA, taps=(0, 1))), tmp_path).fill([rows * 2], "layer")
+    size = 2 * (1024 + 1) * sum(len(row.input_ids) for row in rows)
     assert f"take {size / 1e6:,.0f} MB of disk" in capsys.readouterr().err
 
 
