@@ -7,6 +7,7 @@ check failed, 2 wrong usage or an error that the user can act on (one line on st
 from __future__ import annotations
 
 import io
+import os
 import sys
 import warnings
 from collections.abc import Callable
@@ -82,6 +83,9 @@ def main() -> None:
     """Runs the command line: the script `streamspec` and `python -m streamspec`. Of warnings ours alone show, unless
     Python is asked for all (`-W`).
     """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:  # closed by the caller, or a program without a console
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115 - for as long as it runs
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # letters that the locale has not are escaped
             stream.reconfigure(errors="backslashreplace")

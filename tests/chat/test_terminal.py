@@ -160,6 +160,13 @@ def test_a_pipe_gets_the_answers_alone_and_ends_at_the_first_error(chat_bundle: 
     assert done.stderr.splitlines()[-1].startswith("streamspec: no command /bogus")
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="the shell's words")
+def test_without_any_input_it_ends(chat_bundle: Path) -> None:
+    command = ["sh", "-c", 'exec "$0" -m streamspec chat "$1" <&-', sys.executable, str(chat_bundle)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
 def test_a_block_is_one_message_and_never_a_command(chat_bundle: Path) -> None:
     done = piped(chat_bundle, '"""ab\n\ncd\n"""\n"""\n/quit"""  \n"""d"""\n"""e\nf', "--max-new-tokens", "9")
     session = load(chat_bundle, threads=1)

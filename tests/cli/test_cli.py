@@ -385,6 +385,19 @@ def test_output_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (141, "")
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="the shell's words")
+@pytest.mark.parametrize(("closed", "code"), [("list >&-", 0), ("inspect none 2>&-", 2)])
+def test_what_the_caller_closed_takes_nothing(closed: str, code: int, tmp_path: Path) -> None:
+    environment = os.environ | {"STREAMSPEC_CACHE": str(tmp_path), "STREAMSPEC_BUNDLES": str(tmp_path)}
+    done = subprocess.run(
+        ["sh", "-c", f'exec "$0" -m streamspec {closed}', sys.executable],
+        capture_output=True,
+        text=True,
+        env=environment,
+    )
+    assert (done.returncode, done.stderr) == (code, "")
+
+
 @pytest.mark.parametrize("file", ["curves", "curves.bmp", "none/curves.png"])
 def test_a_plot_that_could_not_be_written_is_refused_before_any_work(file: str, tmp_path: Path) -> None:
     for command in (("demo",), ("tune", "no bundle")):
