@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from streamspec.chat.terminal import TerminalChat
 
 NO_ADAPTER = "none"
+DEFAULT = "default"  # the effort that the chat template gives a model
 SAMPLING = [one.name for one in fields(Sampling) if one.metadata.get("flag", "") is not None]  # those with a flag
 
 
@@ -156,7 +157,7 @@ def set_sampling(chat: TerminalChat, argument: str) -> None:
 def think(chat: TerminalChat, argument: str) -> None:
     """Sets how long the model thinks from the next answer on; without an effort, shows thoughts or folds them."""
     if argument:
-        chat.options = replace(chat.options, reasoning_effort=argument)
+        chat.options = replace(chat.options, reasoning_effort=None if argument == DEFAULT else argument)
     else:
         chat.thoughts = FOLDED if chat.thoughts == SHOWN else SHOWN
     chat.say(f"thoughts: {chat.thoughts}, effort: {chat.options.reasoning_effort or 'as the model is used to'}")
@@ -186,7 +187,7 @@ COMMANDS: dict[str, SlashCommand] = {
         set_sampling, "NAME VALUE", "set the temperature, top_k, ...; without a value: the model's own"
     ),
     "think": SlashCommand(
-        think, "EFFORT", "think so long: none to high; without an effort: show thoughts or fold them"
+        think, "EFFORT", "think so long: none to high, or default; without an effort: show thoughts or fold them"
     ),
     "new": SlashCommand(new, "", "begin a new conversation"),
     "help": SlashCommand(show_help, "", "show this"),
@@ -229,6 +230,6 @@ def complete(chat: TerminalChat, start: str) -> list[str]:
         "/adapter": lambda: chat.session.adapters,
         "/model": bundle_names,
         "/set": lambda: SAMPLING,
-        "/think": lambda: EFFORTS,
+        "/think": lambda: [*EFFORTS, DEFAULT],
     }
     return [choice for choice in known.get(name, list)() if choice.startswith(word)]

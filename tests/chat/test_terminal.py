@@ -433,6 +433,8 @@ def test_think_sets_the_effort_or_folds_thoughts(chat: TerminalChat, capsys: pyt
     assert (chat.thoughts, complete(chat, "/think l")) == ("shown", ["low"])
     chat.take("/think")
     assert chat.thoughts == "folded" and "thoughts: folded, effort: high" in capsys.readouterr().err
+    chat.take("/think default")
+    assert chat.options.reasoning_effort is None and complete(chat, "/think d") == ["default"]
 
 
 def test_a_turn_is_taken_back(chat: TerminalChat, capsys: pytest.CaptureFixture[str]) -> None:
