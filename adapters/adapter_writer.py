@@ -40,6 +40,7 @@ from streamspec.bundle.adapter_folder import (
     from_bytes,
 )
 from streamspec.errors import AdapterError
+from streamspec.json_fields import read_note
 from streamspec.prompt.template_file import PROCESSOR_TEMPLATE, SETTINGS, SPECIALS, TEMPLATE
 
 
@@ -157,7 +158,15 @@ def _provenance(run: Run, metrics: dict[str, Any]) -> dict[str, Any]:
         "device": run.device.type,
         "threads": torch.get_num_threads(),
         "processes": run.state.processes,
+        "continued": [] if run.config.continue_ is None else runs_of(run.config.continue_),
     }
+
+
+def runs_of(folder: Path) -> list[dict[str, Any]]:
+    """Minutes, device and data of the runs that made an adapter, the first one first; none where it does not say."""
+    saved = read_note(folder / PROVENANCE)
+    last = {name: saved[name] for name in ("minutes", "device", "data") if name in saved}
+    return [*saved.get("continued", []), *([last] if len(last) == 3 else [])]
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:

@@ -92,12 +92,14 @@ def _figures(metrics: Mapping[str, Any]) -> str:
 
 
 def _training(provenance: Mapping[str, Any]) -> str:
-    files = "\n".join(f"- `{name}`, sha256 {digest[:12]}" for name, digest in provenance["data"].items())
     versions = ", ".join(f"{name} {version}" for name, version in provenance["versions"].items())
-    return (
-        f"{provenance['minutes']:.0f} minutes on {provenance['device']}, {versions}. Options, log and figures: "
-        f"`{PROVENANCE}`"
-        + (f"; ranks of drafts: `{ACCEPTANCE}`" if "tau" in provenance["metrics"] else "")
-        + ". Data:\n\n"
-        f"{files}"
-    )
+    ranks = f"; ranks of drafts: `{ACCEPTANCE}`" if "tau" in provenance["metrics"] else ""
+    last = f"{provenance['minutes']:.0f} minutes on {provenance['device']}, {versions}. Options, log and figures: "
+    runs = [f"{last}`{PROVENANCE}`{ranks}. Data:\n\n{_files(provenance)}"]
+    for run in reversed(provenance.get("continued", ())):
+        runs.append(f"Before (`--continue`), {run['minutes']:.0f} minutes on {run['device']}, over:\n\n{_files(run)}")
+    return "\n\n".join(runs)
+
+
+def _files(run: Mapping[str, Any]) -> str:
+    return "\n".join(f"- `{name}`, sha256 {digest[:12]}" for name, digest in run["data"].items())

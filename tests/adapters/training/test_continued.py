@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file
 
 from streamspec.adapters import recipe_stages
+from streamspec.adapters.adapter_writer import runs_of
 from streamspec.adapters.drafters.registry import MethodOptions
 from streamspec.adapters.early_checks import check_early
 from streamspec.adapters.train import train
@@ -93,9 +94,14 @@ def test_training_longer_goes_on_where_it_was(changes: dict[str, Any], base: Pat
         options(base, data, folders[0], **(SMALL | {"epochs": 4.0, "regenerate_rows": 24, "batch_size": 4} | changes))
     )
     train(again(base, data, *folders, epochs=4.0))
-    logs = [json.loads((one / "training.json").read_text())["log"] for one in folders]
+    runs = [json.loads((one / "training.json").read_text()) for one in folders]
+    logs = [run["log"] for run in runs]
     first, second = ([entry["loss"] for entry in (log.get("task") or log["streams"])] for log in logs)
     assert second[0] < first[0] and min(second) < min(first) and "start" not in logs[1]
+    told = [{name: run[name] for name in ("minutes", "device", "data")} for run in runs]
+    assert (runs[0]["continued"], runs[1]["continued"], runs_of(folders[1])) == ([], told[:1], told)
+    card = (folders[1] / "README.md").read_text()
+    assert card.count("minutes on cpu") == 2 and "Before (`--continue`), " in card
 
 
 @pytest.fixture(scope="module")
