@@ -22,6 +22,7 @@ from streamspec import __version__
 from streamspec.adapters.base_models.download import SHA256
 from streamspec.adapters.base_models.gguf.file import forget, is_gguf, parts_of, read_gguf
 from streamspec.adapters.base_models.resolve import CONVERTER, HUB_FILES, KINDS, REFERENCE, content_hash, known_hash
+from streamspec.adapters.base_models.weight_files import stored_tensors
 from streamspec.background import Background
 from streamspec.bundle.files import verify_files
 from streamspec.bundle.manifest import FORMAT_VERSION
@@ -65,19 +66,19 @@ def bundle_of(
             found = f"--precision {precision} and {name}, which is exported already"
             raise ConfigError(found, "a base", "leave it out")
         return path
-    digest, label = _content(name, path, say)
+    digest, label, place = _content(name, path, say)
     best, *less = _precisions(path) if precision is None else (precision,)
     target, refused = _target(digest, label, best), [_target(digest, label, one, best) for one in less]
     for made in (target, *refused):
         if _whole(made):
             return made
     try:
-        return _export_once(name, path, target, best, say, to_load)
+        return _export_once(name, place, target, best, say, to_load)
     except ConfigError as error:  # such as for a quantization that the precision does not take
         if not less:
             raise
         say(f"{error.found}: {less[0]} instead")
-    return _export_once(name, path, refused[0], less[0], say, to_load)
+    return _export_once(name, place, refused[0], less[0], say, to_load)
 
 
 def _precisions(path: Path) -> tuple[str, ...]:
@@ -105,7 +106,7 @@ def _whole(target: Path) -> bool:
 
 
 def _export_once(
-    name: str, path: Path, target: Path, precision: str, say: Callable[[str], None], to_load: bool
+    name: str, place: Path, target: Path, precision: str, say: Callable[[str], None], to_load: bool
 ) -> Path:
     """As `_export`, but where another process does it right now, waits for that one's bundle."""
     with ExitStack() as stack:
@@ -115,22 +116,25 @@ def _export_once(
         if not stack.enter_context(held_if_any(lock)):
             say(f"another process exports {name}: waiting for its bundle")
             stack.enter_context(held_if_any(lock, math.inf))
-        return target if _whole(target) else _export(name, path, target, precision, say, to_load)
+        return target if _whole(target) else _export(name, place, target, precision, say, to_load)
 
 
-def _export(name: str, path: Path, target: Path, precision: str, say: Callable[[str], None], to_load: bool) -> Path:
+def _export(name: str, place: Path, target: Path, precision: str, say: Callable[[str], None], to_load: bool) -> Path:
     shutil.rmtree(target, ignore_errors=True)  # not there yet, or damaged: made anew
     try:
         from streamspec.export import export_bundle
 
-        if path.is_file() and read_gguf(path).tensors:
+        if place.is_file() and read_gguf(place).tensors:
             if precision == OWN:
-                _check_types(path)
-            costs = _costs(path, precision)
-            _check_disk(path, costs)
+                _check_types(place)
+            costs = _costs(place, precision)
+            _check_disk(place.name, costs.disk)
             if to_load:
-                _check_room(path, costs)
-            say(_announcement(path, precision, costs))
+                _check_room(place, costs)
+            say(_announcement(place, precision, costs))
+        elif place.is_dir() and precision in BYTES:
+            with suppress(BaseModelError):  # the export says so
+                _check_disk(name, _disk_of_folder(place, precision))
         export_bundle(name, None, target, precision=precision, progress=say, measure=False)
     except ModuleNotFoundError as error:
         found = f"{name} is a base, and exporting it takes the Python package {error.name}, which is not installed"
@@ -190,12 +194,17 @@ def _costs(file: Path, precision: str) -> _Costs:
     return _Costs(disk / 1e9, memory, seconds, read / 1e9)
 
 
-def _check_disk(file: Path, costs: _Costs) -> None:
-    """Raises ResourceError, before any work, for a file whose bundle has no room on the disk."""
+def _disk_of_folder(folder: Path, precision: str) -> float:
+    """The gigabytes that the bundle of a Hugging Face folder takes, roughly."""
+    return sum(math.prod(tensor.shape) for tensor in stored_tensors(folder)) * BYTES[precision] / 1e9
+
+
+def _check_disk(name: str, takes: float) -> None:
+    """Raises ResourceError, before any work, for a base whose bundle, of so many gigabytes, has no room on the disk."""
     folder = cache_dir()
-    if (free := shutil.disk_usage(nearest_existing(folder)).free / 1e9) < costs.disk:
+    if (free := shutil.disk_usage(nearest_existing(folder)).free / 1e9) < takes:
         found = f"{free:.1f} GB of disk free at {folder}"
-        raise ResourceError(found, f"the {costs.disk:.1f} GB that {file.name} takes as a bundle", "make room there")
+        raise ResourceError(found, f"the {takes:.1f} GB that {name} takes as a bundle", "make room there")
 
 
 def _check_room(file: Path, costs: _Costs) -> None:
@@ -225,17 +234,17 @@ def _path(name: str) -> Path:
     return path_of(Path(os.path.expanduser(name)))
 
 
-def _content(name: str, path: Path, say: Callable[[str], None] | None) -> tuple[str, str]:
-    """Hash of all that an export reads of a base, and a name for its folder. Imports no model library, but for a
-    hub id, which has to be fetched.
+def _content(name: str, path: Path, say: Callable[[str], None] | None) -> tuple[str, str, Path]:
+    """Hash of all that an export reads of a base, a name for its folder, and where it lies. Imports no model library,
+    but for a hub id, which has to be fetched.
     """
     if name == REFERENCE:
-        return _joined([("", SHA256)]), REFERENCE
+        return _joined([("", SHA256)]), REFERENCE, path
     if (path / "config.json").is_file():
         files = {file for pattern in HUB_FILES for file in path.glob(pattern) if file.is_file()}
-        return _digest(sorted(files)), path.resolve().name
+        return _digest(sorted(files)), path.resolve().name, path
     if path.is_file() and is_gguf(path):
-        return _hashed(parts_of(path)), path.stem
+        return _hashed(parts_of(path)), path.stem, path
     if path.exists() or not re.fullmatch(r"[\w.-]+/[\w.-]+", name) or name.startswith("."):
         found = "is neither a bundle nor a base" if path.exists() else "does not exist"
         known = [] if path.exists() else [REFERENCE, *names_in(path.parent), *installed_names()]
@@ -249,7 +258,7 @@ def _content(name: str, path: Path, say: Callable[[str], None] | None) -> tuple[
     except ModuleNotFoundError as error:
         found = f"{name} is a name on the hub, and fetching it takes the Python package {error.name}"
         raise ConfigError(found, "a bundle, or the extra cpu", EXTRA) from None
-    return _content(str(folder), folder, say)[0], name
+    return _content(str(folder), folder, say)[0], name, folder
 
 
 def _hashed(parts: Sequence[Path]) -> str:

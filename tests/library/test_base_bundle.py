@@ -160,13 +160,17 @@ def test_what_a_bundle_takes_is_told_by_its_tiles(kind: str, tmp_path: Path) -> 
 
 
 def test_a_disk_without_room_is_told_before_any_work(
-    exports: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    base: Path, exports: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = gguf_cases.rounded(tmp_path / "model.gguf", "llama 3.2", "Q8_0")
-    monkeypatch.setattr(base_bundle.shutil, "disk_usage", lambda _: SimpleNamespace(free=100))
-    with pytest.raises(ResourceError, match=r"0.0 GB of disk free at .*; expected the 0.0 GB that model.gguf takes"):
-        bundle_of(str(file), None, quiet)
+    with monkeypatch.context() as full:
+        full.setattr(base_bundle.shutil, "disk_usage", lambda _: SimpleNamespace(free=100))
+        for name, path in (("model.gguf", file), (str(base), base)):
+            with pytest.raises(ResourceError, match=f"0.0 GB of disk free at .*; expected the 0.0 GB that {name} take"):
+                bundle_of(str(path), None, quiet)
     assert not exports
+    written = read_manifest(bundle_of(str(base), "fp32", quiet)).data_bytes
+    assert base_bundle._disk_of_folder(base, "fp32") * 1e9 == pytest.approx(written, rel=0.1)
 
 
 def test_a_type_without_operators_is_seen_before_any_work(
