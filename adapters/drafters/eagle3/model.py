@@ -27,7 +27,9 @@ from streamspec.adapters.drafters.draft_layer.experts import Branches
 from streamspec.adapters.drafters.draft_layer.model import DraftLayerModel
 from streamspec.adapters.drafters.draft_layer.start import rows_to_fit
 from streamspec.adapters.drafters.drafting_model import DrafterRun, DraftingModel, MainPass, additive_mask
+from streamspec.adapters.drafters.eagle3.options import LAYER_OF
 from streamspec.adapters.drafters.least_squares import ridge, share_left, unit_rms
+from streamspec.errors import ConfigError
 
 SIDES = ("q_proj", "k_proj", "v_proj")
 LAYER = "layers.0."
@@ -44,6 +46,10 @@ class PairLayerModel(DraftLayerModel):
     def __init__(self, model: PreTrainedModel, config: DraftLayerConfig) -> None:
         super().__init__(model, config)
         width = self.decoder.hidden_size
+        if window := self.decoder.window(self.decoder.last_attention):
+            raise ConfigError(
+                f"--method eagle3 over a window of {window} tokens", "full attention", "take --method eagle"
+            )
         self.from_token = self.from_state = self.bias = None  # type: ignore[assignment]
         self.norm_token = copy.deepcopy(self.norm_in)
         for name in SIDES:
@@ -54,6 +60,11 @@ class PairLayerModel(DraftLayerModel):
                 if old.bias is not None:
                     wide.bias.copy_(old.bias)
             setattr(self.attention, name, wide)
+        assert self.attention is not None
+        out = self.attention.o_proj
+        self.biased = self.attention.q_proj.bias is not None
+        if self.biased and out.bias is None:  # the formats' one switch is for all four
+            out.bias = nn.Parameter(torch.zeros(out.out_features))
         fuse = torch.zeros(width, len(self.tapped) * width)
         fuse[:, :width] = torch.eye(width)
         self.from_entry = nn.Parameter(fuse)
@@ -110,7 +121,9 @@ class PairLayerModel(DraftLayerModel):
         """Describes the head for the section `streams` of an adapter's configuration."""
         config = self.decoder.model.config.to_dict()
         layer = {name: config[name] for name in FIELDS if config.get(name) is not None}
-        return DraftingModel.described(self) | {"taps": list(self.config.taps), "layer": layer}
+        layer |= {"model_type": LAYER_OF[config["model_type"]], "attention_bias": self.biased}
+        biases = [f"{LAYER}self_attn.o_proj.bias"] if self.biased else []
+        return DraftingModel.described(self) | {"taps": list(self.config.taps), "layer": layer, "biases": biases}
 
 
 @torch.no_grad()

@@ -13,13 +13,14 @@ from streamspec.adapters.drafters.drafter_method import STAGED, DrafterMethod
 from streamspec.adapters.drafters.options import FINAL, DraftLayerOptions, TrainedAloneOptions
 from streamspec.errors import ConfigError
 
-FAMILIES = ("llama", "qwen3")  # whose layers the published formats know
+# By the base's family: the one of the published formats' two that computes its layers, with the right biases.
+LAYER_OF = {"llama": "llama", "mistral": "llama", "qwen2": "llama", "qwen3": "qwen3"}
 
 
 def check_pair_base(options: Mapping[str, Any], family: str, layers: int) -> None:
     """Raises ConfigError for a base (its family, how many layers) or taps that the formats do not know."""
-    if family not in FAMILIES:
-        raise ConfigError(f"--method eagle3 with {family}", " or ".join(FAMILIES), "take --method eagle")
+    if family not in LAYER_OF:
+        raise ConfigError(f"--method eagle3 with {family}", " or ".join(LAYER_OF), "take --method eagle")
     if FINAL in options["taps"].split(","):
         raise ConfigError(
             f"--taps {FINAL} with --method eagle3", "inputs of layers", "name layers, or take --method eagle"

@@ -9,41 +9,54 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from transformers import LlamaConfig
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 from typer.testing import CliRunner
 
 from streamspec import load
 from streamspec.adapters.drafters.draft_layer.config import DraftLayerConfig
 from streamspec.adapters.drafters.drafting_model import DraftRows
 from streamspec.adapters.drafters.eagle3.model import PairLayerModel, fit_tokens
+from streamspec.adapters.drafters.eagle3.options import LAYER_OF
 from streamspec.adapters.train import train
 from streamspec.cli import app
 from streamspec.errors import AdapterError, ConfigError
 from streamspec.export import export_bundle
 from streamspec.export.drafters.published.write import write_published
-from tests.support.tiny_models import options, tiny_model
+from tests.support.tiny_models import options, tiny_model, tiny_tokenizer
 
 IDS = torch.tensor([[5, 9, 12, 33, 7, 41, 8, 20]])
 GAMMA = 3
 
 
-@pytest.fixture(scope="module")
-def adapter(base: Path, data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("head") / "adapter"
+def trained(base: Path, data: Path, out: Path) -> Path:
     train(options(base, data, out, method="eagle3", target_adapter="base", taps="1,3", gamma=GAMMA, epochs=6.0))
     return out
+
+
+@pytest.fixture(scope="module")
+def adapter(base: Path, data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return trained(base, data, tmp_path_factory.mktemp("head") / "adapter")
+
+
+def saved(family: str, folder: Path, **changes: Any) -> Path:
+    tiny_model(family, **changes).save_pretrained(folder)
+    tiny_tokenizer().save_pretrained(folder)
+    return folder
 
 
 def head(family: str) -> PairLayerModel:
     torch.manual_seed(0)
     config = DraftLayerConfig(GAMMA, 1, 1, contrast=False, parallel=False, taps=(1, 3))
-    model = PairLayerModel(tiny_model(family).requires_grad_(False), config).eval()
+    changes = {"sliding_window": None} if family == "mistral" else {}
+    model = PairLayerModel(tiny_model(family, **changes).requires_grad_(False), config).eval()
     with torch.no_grad():
         for parameter in model.drafter_tensors().values():
             parameter.add_(torch.randn_like(parameter) * 0.05)
     return model
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen3"])
+@pytest.mark.parametrize("family", LAYER_OF)
 @torch.no_grad()
 def test_passes_equal_those_of_a_layer_of_transformers_over_pairs(family: str) -> None:
     model, t, following = head(family), 4, [11, 3, 21]
@@ -111,6 +124,36 @@ def test_what_is_written_for_others_is_read_as_a_published_head_and_drafts_the_s
     assert drafts[0] == drafts[1]
 
 
+def test_a_head_over_biased_layers_is_one_of_llama_with_all_four_biases(data: Path, tmp_path: Path) -> None:
+    base = saved("qwen2", tmp_path / "base")
+    adapter, out = trained(base, data, tmp_path / "adapter"), tmp_path / "published"
+    layer = write_published(str(base), adapter, out)["transformer_layer_config"]
+    assert (layer["model_type"], layer["attention_bias"]) == ("llama", True)
+    of_llama = LlamaDecoderLayer(LlamaConfig(**layer), 0).state_dict()
+    own = {name.removeprefix("layers.0."): one for name, one in load_file(out / "model.safetensors").items()}
+    assert of_llama.keys() == {*own} - {
+        "fc.weight",
+        "norm.weight",
+        "lm_head.weight",
+        "d2t",
+        "t2d",
+        "hidden_norm.weight",
+    }
+    bundles = {name: tmp_path / name for name in ("own", "theirs")}
+    manifest = export_bundle(base, adapter, bundles["own"], "fp32", progress=lambda line: None)
+    export_bundle(base, None, bundles["theirs"], "fp32", progress=lambda line: None, drafter=out)
+    assert manifest.parity["streams"]["relative"] < 1e-4
+    sessions = [load(bundle, threads=1, tree=8, cache_dir=bundle / "cache") for bundle in bundles.values()]
+    first, second = ([one.generate(p, max_new_tokens=24).stats.step_tokens for p in ("ai", "bj")] for one in sessions)
+    assert first == second
+
+
+def test_a_head_over_a_window_is_refused(data: Path, tmp_path: Path) -> None:
+    base = saved("mistral", tmp_path / "base", sliding_window=8)
+    with pytest.raises(ConfigError, match="--method eagle3 over a window of 8 tokens"):
+        trained(base, data, tmp_path / "adapter")
+
+
 def test_what_cannot_be_written_is_refused_by_name(adapter: Path, base: Path, data: Path, tmp_path: Path) -> None:
     train(options(base, data, tmp_path / "eagle", method="eagle", target_adapter="base", epochs=1.0))
     with pytest.raises(ConfigError, match="--as speculators with an adapter of --method eagle; .*--method eagle3"):
@@ -125,7 +168,7 @@ def test_what_cannot_be_written_is_refused_by_name(adapter: Path, base: Path, da
         with pytest.raises(ConfigError, match=said):
             options(base, data, tmp_path, method="eagle3", **changes)
     config = options(base, data, tmp_path, method="eagle3")
-    with pytest.raises(ConfigError, match="--method eagle3 with gemma2; expected llama or qwen3"):
+    with pytest.raises(ConfigError, match="--method eagle3 with gemma2; expected llama or mistral or qwen2 or qwen3"):
         config.drafter.check_base(config.resolved, "gemma2", 4)
 
 
