@@ -168,6 +168,17 @@ def depth_losses(model: DraftingModel, targets: DraftTargets, states: Tensor, fi
     return processes.shared_mean(total, counts.sum(dim=(0, 1)))
 
 
+def block_losses(model: DraftingModel, step: FitStep, states: Tensor) -> dict[str, Tensor]:
+    """The weighted "total" and its parts, each a scalar, of states [B, P, gamma, E] drafted in one pass."""
+    depths, options = depth_losses(model, step.targets, states), step.options
+    losses = {"total": (step.weights * depths).sum() / step.weights.sum()}
+    losses |= {f"stream_{j + 1}": value for j, value in enumerate(depths)}
+    if options["state_weight"]:
+        losses["state"] = state_loss(step.targets, states)
+        losses["total"] = losses["total"] + options["state_weight"] * losses["state"]
+    return losses
+
+
 def state_loss(targets: DraftTargets, states: Tensor, first: int = 0) -> Tensor:
     """Smooth L1 of finished states [B, P, m, H] at the depths first .. first + m - 1 against the target's own, from
     which it predicts the same tokens, over the spread of these; 0 where no token counts.

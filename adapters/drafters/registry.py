@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from streamspec.adapters.base_models.config_fields import BaseConfig
-from streamspec.adapters.drafters.dflash.options import DFLASH, BlockOptions
+from streamspec.adapters.drafters.dflash.options import DFLASH, BlockOptions, CausalOptions
 from streamspec.adapters.drafters.draft_layer.options import (
     EAGLE,
     HYDRA,
@@ -21,6 +21,7 @@ from streamspec.adapters.drafters.draft_layer.options import (
     UnrolledOptions,
 )
 from streamspec.adapters.drafters.drafter_method import DrafterMethod
+from streamspec.adapters.drafters.dspark.options import DSPARK
 from streamspec.adapters.drafters.eagle3.options import EAGLE3
 from streamspec.adapters.drafters.medusa.options import MEDUSA, MedusaOptions
 from streamspec.adapters.drafters.options import DraftLayerOptions, TrainedAloneOptions
@@ -37,6 +38,7 @@ DRAFTERS = {
     "hydra": HYDRA,
     "eagle3": EAGLE3,
     "dflash": DFLASH,
+    "dspark": DSPARK,
     "lora": DrafterMethod(),
 }
 AUTO = "auto"
@@ -46,6 +48,7 @@ CHOSEN = ("streaming", "eagle", "medusa")  # of auto: the first that can draft f
 @dataclass
 class MethodOptions(  # dataclass fields come in the order of these bases read from the last to the first
     TrainedAloneOptions,
+    CausalOptions,
     BlockOptions,
     JakiroOptions,
     UnrolledOptions,

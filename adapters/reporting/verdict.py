@@ -31,6 +31,10 @@ def _passes(options: Options, ns: int, layers: int) -> float:
     return PASS_COST * (options["gamma"] - bool(options["parallel"]))
 
 
+def _block(options: Options, ns: int, layers: int) -> float:
+    return _rows(options["block_layers"], layers)  # as many rows as streams
+
+
 DRAFTER_COSTS: dict[str, Callable[[Options, int, int], float]] = {  # by resolved options, MSA layers and all layers
     "streaming": lambda options, ns, layers: _rows(ns, layers),
     "medusa": lambda options, ns, layers: 0.0,
@@ -39,7 +43,8 @@ DRAFTER_COSTS: dict[str, Callable[[Options, int, int], float]] = {  # by resolve
     "mtp": _passes,
     "hydra": _passes,
     "eagle3": _passes,
-    "dflash": lambda options, ns, layers: _rows(options["block_layers"], layers),  # as many rows as streams
+    "dflash": _block,
+    "dspark": _block,
 }
 
 

@@ -27,6 +27,7 @@ from streamspec.export.drafters.medusa import spec as medusa
 from streamspec.export.drafters.medusa.draft_pass import MedusaPass
 from streamspec.export.drafters.mtp.draft_pass import MtpPass
 from streamspec.export.drafters.mtp.spec import MtpSpec
+from streamspec.export.drafters.published import trained
 from streamspec.export.drafters.published.draft_pass import PublishedBlockPass
 from streamspec.export.drafters.published.spec import PublishedBlockSpec
 from streamspec.export.drafters.streams import spec as streams
@@ -106,9 +107,15 @@ DRAFTERS = {
         reference="dflash.reference:BlockReference",
         whole_model=True,
     ),
+    "dspark": Drafter(  # and block drafters that others published
+        spec=PublishedBlockSpec,
+        shapes=trained.shapes,
+        read=trained.read,
+        nodes=PublishedBlockPass,
+        reference="published.reference:PublishedBlockReference",
+    ),
 }  # by an adapter's method
-OTHERS = (  # in no adapter: of published drafters, of layers that a checkpoint brings, of an assistant
-    Drafter(spec=PublishedBlockSpec, nodes=PublishedBlockPass, reference="published.reference:PublishedBlockReference"),
+OTHERS = (  # in no adapter: layers that a checkpoint brings, an assistant
     Drafter(
         spec=MtpSpec,
         nodes=MtpPass,

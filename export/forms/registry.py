@@ -33,8 +33,9 @@ def _speculators(base: str, adapter: Path | None, out: Path, options: ExportOpti
     from streamspec.export.drafters.published.write import write_published
 
     assert adapter is not None
-    write_published(base, adapter, out, options.force)
-    return "an EAGLE-3 head in the format of speculators"
+    kind = write_published(base, adapter, out, options.force)["speculators_model_type"]
+    what = {"eagle3": "an EAGLE-3 head", "dflash": "a DFlash drafter", "dspark": "a DSpark drafter"}[kind]
+    return f"{what} in the format of speculators"
 
 
 FORMS = {"speculators": WrittenForm(_speculators, adapted=True), "optimum": WrittenForm(_optimum, ("fp32", "fp16"))}

@@ -38,7 +38,7 @@ METHODS: dict[str, str | None] = {
     "streaming": "streams",
     "medusa": "heads",
     **dict.fromkeys(("jakiro", "eagle", "mtp", "hydra", "eagle3"), "draft layer"),
-    "dflash": "block",
+    **dict.fromkeys(("dflash", "dspark"), "block"),
     "lora": None,
 }
 OWN_WEIGHTS = "gguf"  # the precision of a GGUF file's own weights

@@ -74,7 +74,7 @@ def command(
         typer.Option(
             "--as",
             help="Instead of a bundle: optimum, an ONNX decoder for optimum-onnx in fp32 or fp16; speculators, the "
-            "adapter's EAGLE-3 head for vLLM and SGLang.",
+            "adapter's EAGLE-3, DFlash or DSpark drafter for vLLM and SGLang.",
         ),
     ] = None,
     as_json: AsJson = False,

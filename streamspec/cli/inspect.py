@@ -261,7 +261,8 @@ def _block(block: dict[str, Any]) -> Rows:
     ]
 
 
-DESCRIBED = dict.fromkeys(DRAFT_LAYERS, _layer) | {"medusa": _heads, "dflash": _block, "eagle3": _head}
+DESCRIBED = dict.fromkeys(DRAFT_LAYERS, _layer) | {"medusa": _heads, "eagle3": _head}
+DESCRIBED |= dict.fromkeys(("dflash", "dspark"), _block)
 
 
 def _vocabulary(drafter: dict[str, Any]) -> str:

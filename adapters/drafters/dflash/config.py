@@ -44,11 +44,12 @@ def check_block_base(options: Mapping[str, Any], family: str, layers: int) -> No
             "a base of plain layers",
             "take --method streaming",
         )
-    if options["block_layers"] > layers:
-        raise ConfigError(
-            f"block_layers = {options['block_layers']}",
-            f"1..{layers}, the layers of this base",
-            "change --block-layers",
-        )
-    if not all(1 <= tap <= layers for tap in taps_of(options, layers)):
-        raise ConfigError(f"taps = {options['taps']}", f"1..{layers}, the layers of this base", "change --taps")
+    check_layers(options["block_layers"], taps_of(options, layers), layers, options["taps"])
+
+
+def check_layers(count: int, taps: tuple[int, ...], layers: int, given: str | None) -> None:
+    """Raises ConfigError for `count` layers or `taps`, `given` as an option, of a base of so many `layers`."""
+    if count > layers:
+        raise ConfigError(f"block_layers = {count}", f"1..{layers}, the layers of this base", "change --block-layers")
+    if not all(1 <= tap <= layers for tap in taps):
+        raise ConfigError(f"taps = {given}", f"1..{layers}, the layers of this base", "change --taps")

@@ -15,12 +15,18 @@ class BlockOptions:
     """Block drafters"""
 
     block_layers: int = option(1, "layers of the drafter's own, which start as the target's last ones", minimum=1)
+
+
+@dataclass
+class CausalOptions:
+    """Block drafters"""
+
     causal: bool = option(False, "rows of the block see no later ones, as in JetSpec, which also takes `--labels kl`")
 
 
 DFLASH = DrafterMethod(
     "streamspec.adapters.drafters.dflash.model:BlockDraftModel",
-    (TrainedAloneOptions, DraftLayerOptions, BlockOptions),
+    (TrainedAloneOptions, DraftLayerOptions, BlockOptions, CausalOptions),
     defaults=HARD_LABELS,
     recipes=STAGED,
     check_base=check_block_base,

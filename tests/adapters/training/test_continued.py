@@ -35,6 +35,7 @@ RUNS: dict[str, dict[str, Any]] = {
     "mtp": STAGED | {"method": "mtp"},
     "eagle3": STAGED | {"method": "eagle3", "taps": "2,1"},
     "dflash": STAGED | {"method": "dflash", "block_layers": 2, "causal": True},
+    "dspark": STAGED | {"method": "dspark", "block_layers": 2, "bigram_rank": 3},
 }
 
 
