@@ -175,7 +175,8 @@ class Service:
         try:
             first = await _while_connected(request, anext(chunks))  # an error before it has a status of its own
             answer.waited = generation.waited
-            answer.left_out = () if (grammar := ready.options[0].grammar) is None else grammar.left_out
+            grammar = ready.options[0].grammar
+            answer.left_out = (*parsed.left_out, *(() if grammar is None else grammar.left_out))
             if parsed.stream:
                 return Events(_events(answer, first, chunks), generation, answer.media_type)
             return JSONResponse(await _while_connected(request, _whole(answer, first, chunks)))
@@ -196,6 +197,9 @@ class Service:
         parsed = parsed.beginning_with(base.sampling)
         if (prediction := parsed.options[0].prediction) is not None:
             parsed = replace(parsed, predicted=predicted_tokens(prediction, base.tokenizer))
+        if parsed.hinted and reader.thought is None:
+            none = partial(replace, reasoning_effort=None, chat_template_kwargs=None, thinking_token_budget=None)
+            parsed = replace(parsed, options=[none(each) for each in parsed.options])
         if parsed.thinks and reader.thought is not None:
             thinking = dict.fromkeys(SWITCHES, True)
             parsed = replace(parsed, options=[replace(each, chat_template_kwargs=thinking) for each in parsed.options])

@@ -170,7 +170,7 @@ class RequestGuard:
         if scope["method"] not in METHODS:
             raise ApiError(405, f"the method {scope['method']}; expected GET or POST", "method_not_allowed")
         kinds = [kind.split(b";")[0].strip().lower() for kind in headers.get(b"content-type", [])]
-        if scope["method"] == "POST" and kinds != [b"application/json"]:
+        if scope["method"] == "POST" and kinds not in ([b"application/json"], []):  # LiteLLM's Ollama client has none
             raise ApiError(415, "the content type of the request; expected application/json", "content_type")
         if headers.get(b"content-encoding"):
             raise ApiError(415, "an encoded request; expected plain JSON", "content_type")

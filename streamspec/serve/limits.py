@@ -19,13 +19,13 @@ class Limits:
     sessions: int = 4  # generations at once, each with a cache of its own
     queue: int = 32  # requests that wait for one of them
     timeout: float = 300.0  # seconds from a request's arrival to its end
-    max_tokens: int = 4096  # that one answer may ask for
+    max_tokens: int = 4096  # that one answer gets, however many it asks for
     default_tokens: int = 1024  # where a request says nothing
     body: int = 1 << 20  # bytes of a request
     header: int = 16 << 10  # bytes of its head
     choices: int = 8  # answers of one request
     inputs: int = 256  # texts of one request for embeddings, prompts of one for completions
-    messages: int = 256
+    messages: int = 4096
     text: int = 1 << 19  # characters of all messages or of a prompt
     stops: int = 32  # OpenAI's is 4: editors send more for code that they fill in
     stop_length: int = 256  # characters

@@ -216,6 +216,15 @@ def test_other_methods_are_refused(running: Make) -> None:
         assert client.get("/v1/chat/completions").status_code == 405
 
 
+def test_a_request_that_does_not_tell_its_type_is_taken_with_the_token_alone(running: Make) -> None:
+    """LiteLLM asks Ollama's paths so. A page of another site cannot send the token without asking first."""
+    with running().http() as client:
+        for headers, status in (({}, 200), ({"authorization": "Bearer no"}, 401)):
+            sent = client.build_request("POST", "/v1/chat/completions", content=json.dumps(BODY), headers=headers)
+            assert "content-type" not in sent.headers
+            assert client.send(sent).status_code == status
+
+
 def test_only_json_is_taken(running: Make) -> None:
     """A form is what another page may send without asking first."""
     with running().http() as client:

@@ -98,6 +98,9 @@ class GrammarRequest(Strict):
     choice: list[str] | None = None
 
 
+LEAST_TOP_P = 1e-6  # the most probable token alone, as clients that say 0 mean it
+
+
 class Decoding(Strict):
     """Fields that all requests share. `top_k`, `min_p`, `repetition_penalty`, `speculate` and `grammar` are ours."""
 
@@ -109,8 +112,8 @@ class Decoding(Strict):
     presence_penalty: float | None = Field(None, ge=-2, le=2)
     logit_bias: dict[str, float] | None = None
     temperature: float | None = Field(None, ge=0, le=2)
-    top_p: float | None = Field(None, gt=0, le=1)
-    top_k: int | None = Field(None, ge=0, lt=2**31)
+    top_p: float | None = Field(None, ge=0, le=1)
+    top_k: int | None = Field(None, ge=-1, lt=2**31)
     min_p: float | None = Field(None, ge=0, le=1)
     repetition_penalty: float | None = Field(None, ge=0.01, le=100)
     speculate: bool | None = None
@@ -196,6 +199,8 @@ class ParsedRequest:
     field: str = "messages"  # of the request, that holds the prompt
     room: int = 0  # tokens of an answer for which a chat that is too long loses its oldest turns; 0: it loses none
     thinks: bool = False  # where the model can, whatever its template does by itself
+    hinted: bool = False  # how the model thinks is left out where it does not
+    left_out: Sequence[str] = ()  # what the request offers and this server cannot do, by its path
 
     @property
     def prompts(self) -> list[Any]:
@@ -243,7 +248,7 @@ def in_runtime_terms(request: ChatRequest, limits: Limits, grammars: CheckedGram
         raise invalid(f"{len(request.messages)} messages; expected at most {limits.messages}", "messages", "too_large")
     prompt = [message.plain(f"messages.{i}") for i, message in enumerate(request.messages)]
     bounded(sum(len(json.dumps(message, ensure_ascii=False)) for message in prompt), limits.text, "messages")
-    if request.top_logprobs is not None and not request.logprobs:
+    if request.top_logprobs and not request.logprobs:
         raise invalid("top_logprobs without logprobs; expected logprobs: true beside it", "top_logprobs")
     if request.max_tokens is not None and request.max_completion_tokens is not None:
         raise invalid("max_tokens and max_completion_tokens; expected one of them", "max_tokens")
@@ -373,8 +378,6 @@ def _prompts(given: Any, limits: Limits) -> list[Any]:
 def _parsed(
     chat: bool, request: Common, prompt: Any, tokens: int | None, logprobs: int | None, limits: Limits
 ) -> ParsedRequest:
-    if tokens is not None and tokens > limits.max_tokens:
-        raise invalid(f"max_tokens {tokens}; expected at most {limits.max_tokens}", "max_tokens", "too_large")
     if request.stream_options is not None and not request.stream:
         raise invalid("stream_options without a stream; expected stream: true beside it", "stream_options")
     stops = [request.stop] if isinstance(request.stop, str) else request.stop or []
@@ -392,7 +395,7 @@ def _parsed(
     except ConfigError as error:
         raise invalid(str(error), error.found.split()[0]) from None
     options = GenerationOptions(
-        max_new_tokens=min(limits.default_tokens, limits.max_tokens) if tokens is None else max(tokens, 1),
+        max_new_tokens=min(limits.default_tokens if tokens is None else max(tokens, 1), limits.max_tokens),
         stop=stops,
         speculate=request.speculate is not False,
         sampling=sampling,
@@ -417,6 +420,10 @@ def _sampling(request: Decoding) -> dict[str, Any]:
     values = {field.name: value for field in fields(Sampling) if (value := getattr(request, field.name)) is not None}
     if values.get("temperature", 1) < MIN_TEMPERATURE:  # how clients that know no 0 say greedy
         values["temperature"] = 0.0
+    if "top_p" in values:
+        values["top_p"] = max(values["top_p"], LEAST_TOP_P)
+    if "top_k" in values:
+        values["top_k"] = max(values["top_k"], 0)  # vLLM's -1: all
     if "seed" in values:
         values["seed"] %= 2**64  # OpenAI's is a signed number
     if "logit_bias" in values:

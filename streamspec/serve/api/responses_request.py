@@ -47,6 +47,14 @@ ONLY_IN_TOOL: dict[str, tuple[Any, ...]] = {
     "defer_loading": (False,),
     "output_schema": (),
 }
+# Tools that the model need not call and this server has not: an offer of them is left out.
+NO_FUNCTIONS = frozenset(
+    {
+        *("apply_patch", "code_interpreter", "computer", "computer_use_preview", "custom", "file_search"),
+        *("image_generation", "local_shell", "mcp", "namespace", "shell", "tool_search"),
+        *("web_search", "web_search_preview"),
+    }
+)
 # names of a chat's fields here
 NAMES = {
     "messages": "input",
@@ -221,12 +229,12 @@ class Obfuscation(Strict):
 
 
 class Reasoning(Strict):
-    """How a model thinks. Summaries are not made: `auto` gives none."""
+    """How a model thinks. Summaries are not made, whatever is asked for."""
 
     effort: Effort | None = None
     context: Literal["auto"] | None = None  # the template decides
     mode: Literal["standard"] | None = None
-    summary: Literal["auto"] | None = None
+    summary: Literal["auto", "concise", "detailed", "none"] | None = None
     generate_summary: None = None
 
 
@@ -249,6 +257,7 @@ class ResponsesRequest(Decoding, Thinking):
     include: list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] | None = None
     stream_options: Obfuscation | None = None
     truncation: Literal["auto", "disabled"] | None = None
+    client_metadata: dict[str, Any] | None = None  # changes nothing
 
 
 def read_responses(
@@ -256,9 +265,13 @@ def read_responses(
 ) -> ParsedRequest:
     """Parses a body. `grammars`: those checked before; `kept`: items that it may name. Raises ApiError, status 400,
     naming the field."""
-    values = json_object(body)
-    if isinstance(values.get("tools"), list):
-        values["tools"] = [_function(tool, f"tools.{i}.") for i, tool in enumerate(values["tools"])]
+    values, left_out = json_object(body), list[str]()
+    if isinstance(tools := values.get("tools"), list):
+        kinds = [tool.get("type") if isinstance(tool, dict) else None for tool in tools]
+        left_out = [f"tools.{i} ({kind})" for i, kind in enumerate(kinds) if kind in NO_FUNCTIONS]
+        values["tools"] = [
+            _function(tool, f"tools.{i}.") for i, tool in enumerate(tools) if kinds[i] not in NO_FUNCTIONS
+        ]
     request = parsed_as(ResponsesRequest, values, fixed=ONLY)
     if isinstance(request.input, list) and len(request.input) > limits.messages:
         raise invalid(f"{len(request.input)} input items; expected at most {limits.messages}", "input", "too_large")
@@ -272,6 +285,7 @@ def read_responses(
         keeps=request.store is not False,
         field="input",
         room=parsed.options[0].max_new_tokens if request.truncation == "auto" else 0,
+        left_out=left_out,
     )
 
 

@@ -188,7 +188,7 @@ def _parsed(request: MessagesRequest, limits: Limits, grammars: CheckedGrammars 
     except ApiError as error:
         raise renamed(error, NAMES) from None
     hidden = request.thinking is not None and request.thinking.display == "omitted"
-    return replace(parsed, echo={"hides_thoughts": hidden})
+    return replace(parsed, echo={"hides_thoughts": hidden}, hinted=True)
 
 
 def _of_chat(request: MessagesRequest) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
@@ -45,6 +45,7 @@ RANDOM = -1  # the seed that is none
 ONLY: dict[str, tuple[Any, ...]] = {"images": ([],), "shift": (False,)}
 ONLY_IN_GENERATE = {**ONLY, "context": ([],), "template": ("",), "width": (), "height": (), "steps": ()}
 ONLY_IN_MESSAGE: dict[str, tuple[Any, ...]] = {"images": ([],)}
+ONLY_IN_SHOW: dict[str, tuple[Any, ...]] = {"system": ("",), "template": ("",), "options": ({},)}
 ONLY_IN_OPTIONS: dict[str, tuple[Any, ...]] = {
     "repeat_last_n": (-1,),  # the penalty is for the whole text
     "typical_p": (1,),
@@ -105,6 +106,13 @@ class OllamaMessage(Strict):
 class OllamaOptions(Strict):
     """How an answer is made. Those of the machine change nothing: `streamspec serve` has options for these."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _whole(cls, values: dict[str, Any]) -> dict[str, Any]:
+        """Numbers of clients that know floats alone."""
+        whole = {name: int(one) for name, one in values.items() if isinstance(one, float) and one.is_integer()}
+        return values | whole
+
     num_predict: int | None = None
     temperature: float | None = None
     top_p: float | None = None
@@ -150,6 +158,7 @@ class OllamaChatRequest(OllamaCommon):
 
     messages: list[Any] | None = None
     tools: list[dict[str, Any]] | None = None
+    tool_choice: Any = None  # a chat's: Ollama has none
     truncate: bool | None = None
 
 
@@ -175,7 +184,8 @@ def read_chat(body: bytes, limits: Limits, grammars: CheckedGrammars | None = No
     """Parses the body of a chat. Raises ApiError, status 400, naming the field."""
     request = parsed_as(OllamaChatRequest, json_object(body), fixed=ONLY)
     values = _values(request, limits) | {"messages": _messages(request.messages or []), "tools": _tools(request.tools)}
-    most = (request.options or {}).get("num_predict") or 0
+    values["tool_choice"] = request.tool_choice
+    most = int((request.options or {}).get("num_predict") or 0)
     room = 0 if request.truncate is False else most if most > 0 else ROOM
     return replace(_chat(values, limits, grammars), room=room)
 
@@ -218,7 +228,7 @@ def _values(request: OllamaCommon, limits: Limits) -> dict[str, Any]:
     return {
         "model": request.model,
         "stream": request.stream is not False,
-        "max_tokens": limits.max_tokens if most is None or most < 0 else most,  # as many as there may be
+        "max_tokens": most if most is not None and most > 0 else limits.max_tokens,  # as many as there may be
         "repetition_penalty": options.repeat_penalty,
         "response_format": form,
         "enable_thinking": think if isinstance(think, bool) else None,
@@ -282,7 +292,7 @@ def _routes(service: ChatPath) -> list[Route]:
         return JSONResponse({"models": [_listed(service, name) for name in service.models]})
 
     async def show(request: Request) -> Response:
-        asked = parsed_as(OllamaModelRequest, json_object(await request.body()))
+        asked = parsed_as(OllamaModelRequest, json_object(await request.body()), fixed=ONLY_IN_SHOW)
         name = asked.model or asked.name
         if name is None:
             raise invalid("no model; expected the field", "model", "missing_field")

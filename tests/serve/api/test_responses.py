@@ -299,6 +299,14 @@ def test_words_and_calls_of_one_answer_are_one_message() -> None:
     assert [one["id"] for one in messages[0]["tool_calls"]] == ["a", "b"]
 
 
+def test_tools_that_are_no_functions_are_offered_in_vain(tool_server: Running) -> None:
+    others: Any = [{"type": "web_search"}, *TOOLS, {"type": "namespace", "name": "a", "tools": TOOLS}]
+    answers = [ask(tool_server, tools=tools, max_output_tokens=20) for tools in (TOOLS, others)]
+    assert answers[0].output_text == answers[1].output_text
+    assert answers[0].usage == answers[1].usage and len(answers[1].tools) == len(TOOLS)
+    assert answers[1].streamspec["left_out"] == ["tools.0 (web_search)", f"tools.{len(TOOLS) + 1} (namespace)"]
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
@@ -335,7 +343,6 @@ def test_words_and_calls_of_one_answer_are_one_message() -> None:
         ({"input": user("a") * 4, "instructions": "x"}, "input"),
         ({"input": "x" * 301}, "input"),
         ({"max_tokens": 5}, "max_tokens"),
-        ({"max_output_tokens": 501}, "max_output_tokens"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"n": 2}, "n"),
         ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema"),
@@ -346,7 +353,8 @@ def test_words_and_calls_of_one_answer_are_one_message() -> None:
         ({"truncation": "middle"}, "truncation"),
         ({"metadata": {"a": 1}}, "metadata.a"),
         ({"input": [{"role": "assistant", "content": "a", "phase": "end"}]}, "input.0.phase"),
-        ({"tools": [{"type": "web_search"}]}, "tools.0.type"),
+        ({"tools": [{"type": "functoin"}]}, "tools.0.type"),
+        ({"tools": [{"type": "web_search"}], "tool_choice": {"type": "web_search"}}, "tool_choice.type"),
         ({"tools": [{"type": "function", "name": "a b"}]}, "tools.0.name"),
         ({"tools": [{"type": "function", "name": "f", "defer_loading": True}]}, "tools.0.defer_loading"),
         ({"tool_choice": "required"}, "tool_choice"),
