@@ -3,7 +3,8 @@
 A verification step that commits `c` tokens at the cost of `k` plain steps adds `c - k`. Speculation goes on while the
 budget is positive and pauses when it is spent; every plain step refills a little, which is what the next attempt may
 lose. So all attempts together cost at most the initial budget, `REFILL` of the time, and `FRESH_START` steps an answer,
-whatever the text.
+whatever the text. Sources that wake speculation, such as a predicted output, draft in a pause, too: what they gain ends
+it, and what they lose is an account's of their own, `WAKING` steps an answer, after which they rest as the others do.
 
 Costs are estimates (`row_costs`), so steps of both kinds are timed, too: while speculating a plain step is taken now
 and then just to be timed, and what verification steps really cost corrects `k`.
@@ -18,6 +19,7 @@ START = 1.5  # plain steps to begin with
 MAX_BUDGET = 8.0  # the most that gains are remembered for: a turn for the worse is noticed soon
 REFILL = 0.015  # of a plain step, for every plain step
 FRESH_START = 0.5  # plain steps that a new answer adds, since another text may go better
+WAKING = 4.0  # plain steps that an answer may lose on drafts in a pause
 # verification steps that bring one token each, the worst case, for which the budget must suffice before a new attempt
 # (or be full)
 ATTEMPT = 3.0
@@ -36,6 +38,7 @@ class SpeculationController:
     def __init__(self) -> None:
         self.on = True
         self._budget = START
+        self._waking = WAKING
         self._committed = self._cost = 0.0  # of a verification step, lately
         self._estimated_cost = 0.0  # that cost as estimated alone, when speculation was last switched off
         self._drafter = 0.0  # what it last added to a plain step
@@ -53,6 +56,11 @@ class SpeculationController:
             PROBES[self._probed] if self._probed < further else PROBES[-1] + PROBE_EVERY * (self._probed - further + 1)
         )
         return self.on and self._steps >= due
+
+    @property
+    def may_wake(self) -> bool:
+        """Tells whether sources may be asked in a pause that their drafts would end."""
+        return self._waking > 0
 
     @property
     def correction(self) -> float:
@@ -81,6 +89,7 @@ class SpeculationController:
 
     def begin(self) -> None:
         """Begins a new answer."""
+        self._waking = WAKING
         self._add(FRESH_START)
 
     def step(self, committed: int, cost: float | None, seconds: float | None = None) -> None:
@@ -91,12 +100,18 @@ class SpeculationController:
         if seconds is not None:
             self._per_cost.append(seconds / cost)
         cost *= self.correction
+        gained = committed - cost
+        if not self.on:
+            self._waking = min(WAKING, self._waking + gained)
+            if gained > 0:
+                self._add(gained)
+            return
         self._steps += 1
         self._averaged += 1
         weight = max(SMOOTHING, 1 / self._averaged)
         self._committed += weight * (committed - self._committed)
         self._cost += weight * (cost - self._cost)
-        self._gain(committed - cost)
+        self._gain(gained)
 
     def plain_step(self, seconds: float | None = None, drafter: float = 0.0) -> None:
         """Reports a plain step, and its time where it did nothing else. `drafter`: plain steps by which the drafter at

@@ -162,7 +162,7 @@ class Planner:
 
     def _source_tree(self, plan: StepPlan, room: int, rows: int, costs: np.ndarray | None) -> CandidateTree | None:
         """Returns what the sources propose, at most `room` tokens deep; while speculation pauses, those that end it."""
-        found = self.sources.look_up(room, plan.paused)
+        found = self.sources.look_up(0 if plan.paused and not self._controller.may_wake else room, plan.paused)
         if plan.paused or room <= 0 or not self.sources.lasting:
             return found
         root_only = self._grammar is not None

@@ -1,8 +1,8 @@
 """Requests as public clients send them, each in `client_bodies.jsonl`: openai 3.3, langchain-openai 1.7, instructor
 1.17, openai-agents 0.24, llm 0.36 and llama-index-llms-openai-like 0.1 for Python; openai 7.57, ai 6.0 with
 @ai-sdk/openai 3.0 and @ai-sdk/openai-compatible 2.0, @openai/agents 0.20, ollama 0.6, @anthropic-ai/sdk 1.14 and
-Continue's @continuedev/openai-adapters 1.37 for Node.js. The model was a toy; of Open WebUI and Home Assistant the bodies
-follow their sources, of Claude Code, Codex and opencode they have the fields, not the texts.
+Continue's @continuedev/openai-adapters 1.37 for Node.js. The model was a toy; of Open WebUI and Home Assistant the
+bodies follow their sources, of Claude Code, Codex and opencode they have the fields, not the texts.
 """
 
 from __future__ import annotations

@@ -9,7 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streamspec.runtime.costs.speculation_controller import FRESH_START, REFILL, START, SpeculationController
+from streamspec.runtime.costs.speculation_controller import (
+    ATTEMPT,
+    FRESH_START,
+    REFILL,
+    START,
+    WAKING,
+    SpeculationController,
+)
 
 Text = Callable[[int, np.random.Generator], int]  # (tokens so far, dice) -> tokens a verification step commits there
 
@@ -60,6 +67,35 @@ def test_no_text_costs_more_than_the_budget_allows(
 
     time, plain = clock(cost, text, answers, length, seed), answers * length
     assert time <= plain * (1 + REFILL) + START + answers * FRESH_START + cost + 1e-9
+
+
+@pytest.mark.parametrize("cost", [1.05, 1.5, 4.0])
+def test_drafts_in_a_pause_that_never_come_true_cost_few_steps_an_answer_and_no_later_one(cost: float) -> None:
+    controller = SpeculationController()
+    for _ in range(3):
+        controller.begin()
+        while controller.on:
+            controller.step(1, cost)
+        lost = 0.0
+        while controller.may_wake:
+            controller.step(1, cost)
+            lost += cost - 1
+        assert lost + 1e-9 >= WAKING and lost < WAKING + cost - 1
+    controller.begin()
+    steps = 0
+    while not controller.on:  # as after any text that did not pay
+        controller.plain_step()
+        steps += 1
+    assert steps <= ATTEMPT * (cost - 1) / REFILL
+
+
+def test_drafts_in_a_pause_that_come_true_end_it() -> None:
+    controller = SpeculationController()
+    while controller.on:
+        controller.step(1, 2.0)
+    for _ in range(3):
+        controller.step(5, 2.0)
+    assert controller.on
 
 
 @pytest.mark.parametrize("price", [0.15, 0.45])
