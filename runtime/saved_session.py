@@ -142,11 +142,12 @@ def _groups(manifest: Manifest) -> tuple[CacheGroup, ...]:
 
 
 def _rows_of(group: CacheGroup, length: int, shapes: Mapping[str, tuple[str, list[int]]]) -> int:
-    """Returns how many rows of `length` tokens a file must hold: of a ring as many as it has, its window at least."""
+    """Returns how many rows of `length` tokens a file must hold: of a ring as many as it has, at least those that the
+    next token sees beside itself."""
     window, found_shape = group.cache.window, shapes.get(group.name, ("", []))[1]
     if window is None or len(found_shape) != len(group.shape(0)):
         return length
-    return min(length, max(window, found_shape[4]))
+    return min(length, max(window - 1, found_shape[4]))
 
 
 def _messages(value: object, path: Path) -> list[dict[str, Any]]:

@@ -209,9 +209,9 @@ class OrtRunner:
         return self._call.run(rows, request)
 
     def commit(self, path: Sequence[int]) -> None:
-        self._call.commit(path)
         committed = [self._verified[node] for node in path]
-        self.tokens += committed
+        self.tokens += committed  # first: an interrupt between may leave more tokens than rows, not fewer
+        self._call.commit(path)
         self._sampling_state.saw(committed)
 
     def forward(

@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -357,6 +357,29 @@ def test_files_that_are_no_conversation_are_refused(content: bytes, bundles: Bun
         open_session(bundles("chat")).restore(tmp_path / "talk")
     with pytest.raises(ConversationError, match="no file"):
         open_session(bundles("chat")).restore(tmp_path)
+
+
+def test_a_conversation_that_was_interrupted_in_a_commit_is_saved_and_restored(
+    bundles: Bundles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = open_session(bundles("chat"))
+    session.generate("hi there", max_new_tokens=3)
+    call: Any = session.runner._call  # type: ignore[attr-defined]
+    whole = call.commit
+
+    def interrupted(path: Sequence[int]) -> None:
+        whole(path)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(call, "commit", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            session.generate("hi there and more", max_new_tokens=3)
+    session.save(tmp_path / "talk")
+    session.restore(tmp_path / "talk")
+    again = open_session(bundles("chat"))
+    for text in ("hi there", "hi there and more"):
+        assert session.generate(text, max_new_tokens=8).token_ids == again.generate(text, max_new_tokens=8).token_ids
 
 
 def test_rows_and_tokens_that_no_model_makes_are_refused(bundles: Bundles, tmp_path: Path) -> None:

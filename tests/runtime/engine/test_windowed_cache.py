@@ -222,6 +222,23 @@ def test_a_conversation_goes_on_where_it_was_saved(name: str, windowed: Any, tmp
         assert (tmp_path / "talk").stat().st_size < 1.1 * held + 20_000
 
 
+def test_a_conversation_is_saved_wherever_it_went_back_to(windowed: Any, tmp_path: Path) -> None:
+    """Also with a window less one row in a ring, which is what the next token sees beside itself."""
+    session, later = (opened(windowed("mistral lora")) for _ in range(2))
+    runner, fewest = runner_of(session), SLOTS
+    session.generate(long_text(200), max_new_tokens=300)
+    end = runner.length
+    for length in range(end, end - SLACK - WINDOW - 2, -1):
+        if runner.cache.reachable(length) < length:
+            break
+        runner.rewind(length)
+        fewest = min(fewest, runner.snapshot()[1][0].shape[-2])
+        session.save(tmp_path / "talk")
+        later.restore(tmp_path / "talk")
+        assert runner_of(later).length == length
+    assert fewest == WINDOW - 1
+
+
 @pytest.mark.parametrize("family", ["gemma3_text", "mistral"])
 def test_a_captured_conversation_goes_on_where_it_was_saved(
     family: str, windowed: Any, device: None, tmp_path: Path
