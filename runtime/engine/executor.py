@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from streamspec.errors import BundleError, ResourceError
 from streamspec.runtime.decoding.model_runner import Cancelled
@@ -15,6 +15,8 @@ from streamspec.runtime.engine.loaded_model import LoadedModel, no_memory
 if TYPE_CHECKING:
     from streamspec.runtime.engine.shared.call_sharing import CallSharing
     from streamspec.runtime.engine.shared.shared_call import SharedRows
+
+T = TypeVar("T")
 
 
 class GraphExecutor:
@@ -34,23 +36,32 @@ class GraphExecutor:
         self.graph_seconds += rows.seconds
         self.waited_seconds += rows.began - queued
 
-    def run(self, io: Any, shrink: bool = False, options: Any = None) -> None:
-        """Runs the graph on an IOBinding. `shrink`: the call returns its working memory to the system. `options`: run
-        options of the caller's; `cancel` does not stop such a run, only the next one.
+    def run(self, io: Any, shrink: bool = False) -> None:
+        """Runs the graph on an IOBinding. `shrink`: the call returns its working memory to the system.
 
         Raises Cancelled, or BundleError for a graph that fails.
         """
+        chosen = self._shrinking if shrink else self._options
+        self._run(lambda: self.model.session.run_with_iobinding(io, chosen), stops=True)
+
+    def run_there(self, work: Callable[[], T]) -> T:
+        """Does work that runs a captured graph, where the model's device does that (`LoadedModel.on_device`). `cancel`
+        does not stop it, only the next. Raises as `run`."""
+        return self._run(lambda: self.model.on_device(work))
+
+    def _run(self, work: Callable[[], T], stops: bool = False) -> T:
         model, queued = self.model, time.perf_counter()
         with model.scheduler.acquire(self._cancelled):
             started = time.perf_counter()
             try:
-                model.session.run_with_iobinding(io, options or (self._shrinking if shrink else self._options))
+                result = work()
             except Exception as error:
-                if self._cancelled.is_set() and options is None:  # ONNX Runtime has no error class of its own for this
+                if self._cancelled.is_set() and stops:  # ONNX Runtime has no error class of its own for this
                     raise Cancelled from None
                 raise graph_failed(error) from error
             self.graph_seconds += time.perf_counter() - started
             self.waited_seconds += started - queued
+        return result
 
     def cancel(self) -> None:
         """Stops the call under way, or the next one. From any thread."""

@@ -8,9 +8,10 @@ runner. Safe to use from several threads.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from weakref import WeakSet
 
 from streamspec import step_graph as sg
@@ -20,6 +21,7 @@ from streamspec.bundle.model_section import SHORT
 from streamspec.captured.packed_call import captured_features
 from streamspec.errors import BundleError, ConfigError, ProviderError, ResourceError
 from streamspec.paths import PassedChecks
+from streamspec.runtime.engine.device_thread import DeviceThread
 from streamspec.runtime.engine.graph_interface import check_interface, shares_calls
 from streamspec.runtime.engine.idle_unload import IdleUnloader
 from streamspec.runtime.engine.memory_estimate import read_in_pieces_below
@@ -44,6 +46,7 @@ if TYPE_CHECKING:
 # Microseconds that a worker spins: longer than a step's work on the host. After that it costs nothing until the next
 # step.
 SPIN = 1000
+T = TypeVar("T")
 
 
 class Unloadable(Protocol):
@@ -105,6 +108,7 @@ class LoadedModel:
         self.features = plain if self.captured is None else captured_features(plain, self.captured)
         self.graph_ids = itertools.count(1)  # ids of captured graphs
         self.spare_buffers: list[Any] = []  # that graphs were captured over, of sequences that are gone
+        self.device_thread = DeviceThread() if self.captures else None
         self.scheduler = FairLock()
         self.ort = import_onnxruntime()
         self.version = str(self.ort.__version__)
@@ -158,6 +162,10 @@ class LoadedModel:
         self.spare_buffers.clear()
         self.adapter_inputs = {}  # they hold on to the session
         trim()
+
+    def on_device(self, work: Callable[[], T]) -> T:
+        """Does work with captured graphs, in the thread of these where the device captures."""
+        return work() if self.device_thread is None else self.device_thread.run(work)
 
     @property
     def sequences(self) -> int:

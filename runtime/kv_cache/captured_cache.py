@@ -6,7 +6,7 @@ Rows of an accepted path are not moved when they are accepted: the next call mov
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,15 +22,21 @@ class CapturedCache(SequenceRows):
     on_device = True
 
     def __init__(
-        self, data: list[Sequence[Any]], groups: Sequence[CacheGroup], sizes: CallSizes, calls: Mapping[int, Any]
+        self,
+        data: list[Sequence[Any]],
+        groups: Sequence[CacheGroup],
+        sizes: CallSizes,
+        calls: Mapping[int, Any],
+        on_device: Callable[[Callable[[], list[np.ndarray]]], list[np.ndarray]] = lambda work: work(),
     ) -> None:
         """`groups`: with windows, of which less may be filled in; `calls`: by rows, what is bound to a call over these
-        buffers."""
+        buffers; `on_device`: does work where the device copies."""
         super().__init__(groups, sizes.slots + sizes.margin)
         for window in self._windows:
             window.slots = self.limit
         self._rings = []
         self.data, self.sizes, self.calls, self.capacity = data, sizes, calls, self.limit
+        self._there = on_device
         self._moves: dict[int, int] = {}  # slots that the next call fills, by the slot that each is copied from
 
     def reserve(self, rows: int, spare: int = 0) -> bool:
@@ -72,21 +78,30 @@ class CapturedCache(SequenceRows):
         slots = self.sizes.margin + np.arange(self.length)
         for slot, source in self._moves.items():
             slots[slot - self.sizes.margin] = source
-        return [
-            np.stack([np.stack([part.numpy()[:, :, slots] for part in self.data[layer]]) for layer in group.layers])
-            for group in self.groups
-        ]
+
+        def copied() -> list[np.ndarray]:
+            return [
+                np.stack([np.stack([part.numpy()[:, :, slots] for part in self.data[layer]]) for layer in group.layers])
+                for group in self.groups
+            ]
+
+        return self._there(copied)
 
     def fill(self, rows: Sequence[np.ndarray], length: int) -> None:
         self.restart(length, rows)
         self._moves = {}
         end = self.sizes.margin + length
-        for group, filled in zip(self.groups, rows, strict=True):
-            for layer, parts in zip(group.layers, filled, strict=True):
-                for value, part in zip(self.data[layer], parts, strict=True):
-                    whole = np.zeros(value.shape(), group.dtype)
-                    whole[:, :, end - part.shape[2] : end] = part
-                    value.update_inplace(whole)
+
+        def filled() -> list[np.ndarray]:
+            for group, of_group in zip(self.groups, rows, strict=True):
+                for layer, parts in zip(group.layers, of_group, strict=True):
+                    for value, part in zip(self.data[layer], parts, strict=True):
+                        whole = np.zeros(value.shape(), group.dtype)
+                        whole[:, :, end - part.shape[2] : end] = part
+                        value.update_inplace(whole)
+            return []
+
+        self._there(filled)
 
     def views(self) -> list[Sequence[Any]]:
         return self.data

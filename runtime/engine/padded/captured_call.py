@@ -41,24 +41,23 @@ class CapturedBinding:
         row = rows.tokens, rows.positions, rows.parents
         numbers = Numbers(cache.length, forced_node)
         pack(call.packed, self._sizes, numbers, row, rows.mask == 0, cache.sources(), rows.next_ids)
-        call.send()
-        run = call.greedy
+        run, seen = call.greedy, None
         if draws and not state.sampling.plain_argmax:
             run = call.sampled
             uniforms = state.uniforms(rows) if state.sampling.random else np.zeros(len(rows.logit_rows))
             pack_draw(run.draw, [*state.sampling.scalars().values()], rows.logit_rows, uniforms)
-            call.send_draw(state.seen if state.sampling.uses_seen else None)
+            seen = state.seen if state.sampling.uses_seen else None
         try:
-            self._executor.run(run.io, options=run.options)
+            result = self._executor.run_there(lambda: call.run(self._executor.model.session, run, seen))
         except Cancelled:  # before it ran
             raise
         except BaseException:  # Ctrl-C included
             cache.failed()
             raise
         cache.moved()
-        choices, *drafts = unpack(call.result(), call.parts)
+        choices, *drafts = unpack(result, call.parts)
         tokens, coarse = (choices, None) if run is call.greedy else unsure(choices)
-        return PaddedOutputs(tokens, coarse, lambda rows: call.logits()[rows], drafts)
+        return PaddedOutputs(tokens, coarse, lambda rows: self._executor.model.on_device(call.logits)[rows], drafts)
 
     def commit(self, path: Sequence[int]) -> None:
         self._cache.compact(path)

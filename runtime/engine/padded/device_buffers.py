@@ -27,6 +27,7 @@ from streamspec.captured.packed_call import (
     result_parts,
     unmoved,
 )
+from streamspec.errors import ProviderError
 from streamspec.runtime.engine.executor import run_options
 from streamspec.runtime.engine.loaded_model import LoadedModel
 from streamspec.runtime.hardware.providers import named
@@ -88,6 +89,15 @@ class BoundCall:
                 io.bind_ortvalue_output(sg.present(layer, kind), bound)
         return BoundRun(io, run_options(model.ort, graph_id=graph_id), draw, on_device)
 
+    def run(self, session: Any, run: BoundRun, seen: np.ndarray | None) -> np.ndarray:
+        """Runs what is packed, after `send_draw` where that is sampled; returns the result. As all that follows in the
+        device's thread."""
+        self.send()
+        if run is self.sampled:
+            self.send_draw(seen)
+        session.run_with_iobinding(run.io, run.options)
+        return self.result()
+
     def send(self) -> None:
         """Copies the packed call to the device."""
         self.device[0].update_inplace(self.packed)
@@ -111,7 +121,7 @@ class BoundCall:
 
 
 class DeviceBuffers:
-    """The cache of one sequence, and a `BoundCall` for each row count."""
+    """The cache of one sequence, and a `BoundCall` for each row count. Made in the device's thread."""
 
     def __init__(self, model: LoadedModel, sizes: CallSizes) -> None:
         self.session = model.session
@@ -125,14 +135,11 @@ class DeviceBuffers:
         seen = value(np.zeros(model.features.vocab, np.bool_), device, 0)
         ids = model.graph_ids if model.captures else repeat(NOT_CAPTURED)
         self.calls = {rows: BoundCall(model, rows, self.caches, seen, ids) for rows in sizes.rows}
-        with model.scheduler.acquire(threading.Event()):
-            for call in self.calls.values():
-                pack(call.packed, sizes, Numbers(0, 0), ((), (), ()), np.zeros((0, 0), np.bool_), unmoved(sizes, 0))
-                call.send()
-                pack_draw(call.sampled.draw, [*GREEDY.scalars().values()], np.arange(0), np.zeros(0))
-                call.send_draw(None)
-                for run in (call.greedy, call.sampled):
-                    self.session.run_with_iobinding(run.io, run.options)
+        for call in self.calls.values():
+            pack(call.packed, sizes, Numbers(0, 0), ((), (), ()), np.zeros((0, 0), np.bool_), unmoved(sizes, 0))
+            pack_draw(call.sampled.draw, [*GREEDY.scalars().values()], np.arange(0), np.zeros(0))
+            for run in (call.greedy, call.sampled):
+                call.run(self.session, run, None)
 
 
 def captured_cache(model: LoadedModel, rows: int) -> CapturedCache:
@@ -140,11 +147,24 @@ def captured_cache(model: LoadedModel, rows: int) -> CapturedCache:
     says."""
     assert model.captured is not None
     spare = model.spare_buffers
-    buffers = spare.pop() if spare else DeviceBuffers(model, model.captured)
+    buffers = spare.pop() if spare else _captured(model, model.captured)
     groups = cache_groups(sg.GraphFeatures.of_manifest(model.manifest))  # those of the graph have no windows
-    cache = CapturedCache(buffers.caches, groups, model.captured, buffers.calls)
+    cache = CapturedCache(buffers.caches, groups, model.captured, buffers.calls, model.on_device)
     weakref.finalize(cache, _give_back, weakref.ref(model), buffers)
     return cache
+
+
+def _captured(model: LoadedModel, sizes: CallSizes) -> DeviceBuffers:
+    """Raises ProviderError where the device cannot hold the buffers or capture the graph."""
+    try:
+        with model.scheduler.acquire(threading.Event()):
+            return model.on_device(lambda: DeviceBuffers(model, sizes))
+    except Exception as error:
+        raise ProviderError(
+            f"provider {model.provider} cannot capture the graph: {error}",
+            "room on the device, and operators that it captures",
+            "export without --capture, or choose provider cpu",
+        ) from None
 
 
 def _give_back(model: weakref.ref[LoadedModel], buffers: DeviceBuffers) -> None:

@@ -5,7 +5,12 @@ device's way. Also covers device_buffers.py and runtime/kv_cache/captured_cache.
 from __future__ import annotations
 
 import gc
+import signal
+import sys
+import threading
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -14,14 +19,18 @@ from typing import Any
 import numpy as np
 import pytest
 
+from streamspec.bundle.cache_section import CAPTURED
+from streamspec.bundle.files import read_manifest
 from streamspec.draft_tree import DraftTree, chain
-from streamspec.errors import BundleError, ContextOverflow
+from streamspec.errors import BundleError, ContextOverflow, ProviderError
 from streamspec.export import Target
 from streamspec.export.graphs import captured_sampler
 from streamspec.runtime import Sampling, Session, load
 from streamspec.runtime.costs.learned_costs import PaddedRowCosts
 from streamspec.runtime.decoding.model_runner import Cancelled, StepRequest
+from streamspec.runtime.engine.device_thread import DeviceThread
 from streamspec.runtime.engine.dynamic_call import DynamicCall
+from streamspec.runtime.engine.loaded_model import LoadedModel
 from streamspec.runtime.engine.ort_runner import OrtRunner
 from streamspec.runtime.engine.padded import captured_call
 from streamspec.runtime.engine.padded.captured_call import CapturedBinding
@@ -294,7 +303,7 @@ def test_rows_that_a_failed_call_was_to_move_are_read_again(bundles: Bundles, mo
         raise BundleError("the graph failed", "a graph that runs", "export it again")
 
     with monkeypatch.context() as broken, pytest.raises(BundleError):
-        broken.setattr(runner._executor, "run", fails)
+        broken.setattr(runner._executor, "run_there", fails)
         runner.forward([13], [0], np.zeros((1, 1), np.float32))
     ids = [5, 6, 7, 9, 11, 12, 13]
     assert cache.length == 4 and runner.reusable(ids) == 4
@@ -375,3 +384,85 @@ def test_drafts_are_as_large_as_a_row_count_where_rows_up_to_it_are_free(bundles
         session.generate(SOME[0], max_new_tokens=40)
     assert len({*costs.curve[1:4]}) == 1 and len({*costs.curve[4:8]}) == 1 and costs.price == 0
     assert {*costs.record().seconds} <= {1, 4, 8}
+
+
+class RunByThread:
+    """A session as ONNX Runtime runs one that captures: in a thread that has not run a graph before its first run is
+    two runs, a capture and its replay."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner, self.known, self.threads = inner, threading.local(), set[int]()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    def run_with_iobinding(self, io: Any, options: Any) -> None:
+        ids = self.known.__dict__.setdefault("ids", set())
+        graph = options.get_run_config_entry("gpu_graph_id")
+        for _ in range(1 if graph in ids else 3):
+            self.inner.run_with_iobinding(io, options)
+        ids.add(graph)
+        self.threads.add(threading.get_ident())
+
+
+class Settings(dict[str, str]):
+    """Of a device that captures without any."""
+
+    def __bool__(self) -> bool:
+        return True
+
+
+def test_graphs_are_captured_and_run_in_one_thread_whoever_asks(
+    bundles: Bundles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the first step of a thread moved rows, it would move them three times."""
+    capturing = replace(providers.PROVIDERS["device"], capture=Settings())
+    monkeypatch.setitem(providers.PROVIDERS, "device", capturing)
+    opening = LoadedModel._open
+    made: list[RunByThread] = []
+
+    def opened(model: LoadedModel, path: Path) -> Any:
+        session = opening(model, path)
+        if path.name != CAPTURED:
+            return session
+        made.append(RunByThread(session))
+        return made[-1]
+
+    expected = [open_on(bundles("captured full")).generate(prompt, max_new_tokens=20).token_ids for prompt in SOME]
+    monkeypatch.setattr(LoadedModel, "_open", opened)
+    session = open_on(bundles("captured full"))
+    model = engine_of(session)[0].model
+    found = [session.generate(prompt, max_new_tokens=20).token_ids for prompt in SOME]
+    for prompt in SOME:
+        with ThreadPoolExecutor(1) as other:
+            found.append(other.submit(session.generate, prompt, max_new_tokens=20).result().token_ids)
+        found.append(model.on_device(threading.get_ident) and session.generate(prompt, max_new_tokens=20).token_ids)
+    assert model.captures and [*found[: len(SOME)]] == expected
+    assert found[len(SOME) :] == [tokens for tokens in expected for _ in range(2)]
+    assert made[-1].threads == {model.on_device(threading.get_ident)} != {threading.get_ident()}
+
+
+def test_a_device_that_cannot_capture_is_told_in_one_line(bundles: Bundles, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: Any) -> None:
+        raise RuntimeError("CUDA failure 900: operation not permitted when stream is capturing")
+
+    monkeypatch.setattr(BoundCall, "run", fails)
+    model = LoadedModel(bundles("captured fp32") / CAPTURED, read_manifest(bundles("captured fp32")), 1, "device")
+    with pytest.raises(ProviderError, match="cannot capture the graph: CUDA failure 900"):
+        OrtRunner(model)
+    session = open_on(bundles("captured fp32"))  # the graph that is not captured, with the reason
+    assert not captures(session.runner) and "CUDA failure 900" in str(session.provider)  # type: ignore[arg-type]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
+def test_ctrl_c_is_raised_once_the_device_is_done() -> None:
+    thread, ended = DeviceThread(), threading.Event()
+
+    def work() -> None:
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+        time.sleep(0.2)
+        ended.set()
+
+    with pytest.raises(KeyboardInterrupt):
+        thread.run(work)
+    assert ended.is_set() and thread.run(lambda: 5) == 5
