@@ -279,7 +279,7 @@ def test_a_conversation_without_its_window_is_refused(windowed: Any, tmp_path: P
     session = opened(windowed("mistral lora"))
     session.generate(long_text(300), max_new_tokens=5)
     tokens, (rows,) = session.runner.snapshot()
-    for count, refused in ((WINDOW, False), (WINDOW - 1, True)):
+    for count, refused in ((WINDOW, False), (WINDOW - 1, False), (WINDOW - 2, True)):
         few = saved.SavedSession(tokens, [rows[..., -count:, :]], [])
         saved.write(tmp_path / "talk", few, session.manifest)
         if refused:
