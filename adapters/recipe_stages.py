@@ -165,7 +165,7 @@ def keep_states(
     return_memory()
     if freed:
         size = f"{freed / 1e6:,.0f} MB of memory are free"
-        say(f"{name}: the target's first {drafter.first} layers are no longer needed: {size}")
+        say(f"{name}: the target's first {drafter.needed} layers are no longer needed: {size}")
     run.budget.speeds.forget(TEXTS, RANKED, DESCRIBED)
     measure_drafter(run, drafter, vocabulary)
     return ahead, 1.0

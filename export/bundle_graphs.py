@@ -137,5 +137,5 @@ def _can_be_native(graph: StepGraph) -> bool:
         return True
     family = graph.spec.family
     own = any(module in family.up for _, module in graph.draft_spec.lora)
-    beside = graph.stream_weights == DELTA and family.gated and own
+    beside = graph.stream_weights == DELTA and family.gated and own and not graph.draft_spec.own_layers
     return not (graph.draft_spec.eager or beside)

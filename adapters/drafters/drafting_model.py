@@ -167,10 +167,15 @@ class TargetModel(nn.Module):
         """The plain model over right-padded rows [B, T], out of the cached ones (`kept`) where these are set."""
         return (self.kept or self.computed_pass)(input_ids, attention_mask)
 
+    @property
+    def needed(self) -> int:
+        """The first layer that the drafter runs through or whose keys and values it reads."""
+        return self.first
+
     def free_layers(self) -> int:
-        """Gives up the weights of the layers below `first`, which the main pass alone reads; returns their bytes."""
+        """Gives up the weights of the layers below `needed`, which the main pass alone reads; returns their bytes."""
         freed = 0
-        for parameter in self.decoder.layers[: self.first].parameters():
+        for parameter in self.decoder.layers[: self.needed].parameters():
             freed += parameter.nbytes
             parameter.data = parameter.data.new_empty(0)
         return freed

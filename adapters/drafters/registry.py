@@ -25,6 +25,7 @@ from streamspec.adapters.drafters.dspark.options import DSPARK
 from streamspec.adapters.drafters.eagle3.options import EAGLE3
 from streamspec.adapters.drafters.medusa.options import MEDUSA, MedusaOptions
 from streamspec.adapters.drafters.options import DraftLayerOptions, TrainedAloneOptions
+from streamspec.adapters.drafters.shared_layer.options import EAGLE_LORA
 from streamspec.adapters.drafters.streams.options import STREAMING, StreamingOptions
 from streamspec.errors import ConfigError
 from streamspec.model_families import FAMILIES
@@ -34,6 +35,7 @@ DRAFTERS = {
     "medusa": MEDUSA,
     "jakiro": JAKIRO,
     "eagle": EAGLE,
+    "eagle-lora": EAGLE_LORA,
     "mtp": MTP,
     "hydra": HYDRA,
     "eagle3": EAGLE3,

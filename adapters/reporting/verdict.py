@@ -40,6 +40,7 @@ DRAFTER_COSTS: dict[str, Callable[[Options, int, int], float]] = {  # by resolve
     "medusa": lambda options, ns, layers: 0.0,
     "jakiro": _passes,
     "eagle": _passes,
+    "eagle-lora": _passes,
     "mtp": _passes,
     "hydra": _passes,
     "eagle3": _passes,

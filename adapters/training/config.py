@@ -134,7 +134,7 @@ class DraftingOptions:
         '"topk"); default: hard, of jakiro, eagle, eagle3 and hydra kl',
         choices=LABELS,
     )
-    stream_rank: int = option(32, "streaming, staged: rank of the streams' own LoRA", minimum=1)
+    stream_rank: int = option(32, "streaming (staged), eagle-lora: rank of the drafter's own LoRA", minimum=1)
     stream_rows: int = option(32, "maximum rows of a training sequence at which the drafter learns", minimum=1)
 
 

@@ -30,6 +30,8 @@ from streamspec.export.drafters.mtp.spec import MtpSpec
 from streamspec.export.drafters.published import trained
 from streamspec.export.drafters.published.draft_pass import PublishedBlockPass
 from streamspec.export.drafters.published.spec import PublishedBlockSpec
+from streamspec.export.drafters.shared_layer import spec as shared_layer
+from streamspec.export.drafters.shared_layer.draft_pass import SharedLayerPass
 from streamspec.export.drafters.streams import spec as streams
 from streamspec.export.drafters.streams.draft_pass import StreamPass
 from streamspec.export.drafters.streams.eager_pass import EagerPass
@@ -91,7 +93,14 @@ DRAFTERS = {
         nodes=MedusaPass,
         reference="medusa.reference:MedusaReference",
     ),
-    **dict.fromkeys(DRAFT_LAYERS, _DRAFT_LAYER),  # with eagle3, whose own row follows
+    **dict.fromkeys(DRAFT_LAYERS, _DRAFT_LAYER),  # with two whose own rows follow
+    "eagle-lora": Drafter(
+        spec=shared_layer.SharedLayerSpec,
+        shapes=shared_layer.shapes,
+        read=shared_layer.read,
+        nodes=SharedLayerPass,
+        reference="shared_layer.reference:SharedLayerReference",
+    ),
     "eagle3": Drafter(
         spec=eagle3.Eagle3Spec,
         shapes=eagle3.shapes,

@@ -40,7 +40,7 @@ class DraftSpec:
     exits: tuple[PruningSpec, ...] = ()  # early exits, of which `pruning` is one
     eager: bool = False  # streams beside every node of a tree, not after acceptance
     own_keys: tuple[int, int] = (0, 0)  # heads and width of keys of its own layers, where they are not the target's
-    lora: Lora = field(default_factory=dict)  # of its own, over the target's layers; streams alone have one
+    lora: Lora = field(default_factory=dict)  # of its own, over the target's layers
 
     @property
     def uses_root(self) -> bool:

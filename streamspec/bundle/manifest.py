@@ -37,7 +37,7 @@ DRAFT_CANDIDATES, BIGRAM_CANDIDATES = 10, 32  # per stream; a bigram promotes ca
 METHODS: dict[str, str | None] = {
     "streaming": "streams",
     "medusa": "heads",
-    **dict.fromkeys(("jakiro", "eagle", "mtp", "hydra", "eagle3"), "draft layer"),
+    **dict.fromkeys(("jakiro", "eagle", "eagle-lora", "mtp", "hydra", "eagle3"), "draft layer"),
     **dict.fromkeys(("dflash", "dspark"), "block"),
     "lora": None,
 }

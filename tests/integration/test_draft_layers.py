@@ -5,6 +5,7 @@ PyTorch inside trees, and answers that are those of transformers.
 from __future__ import annotations
 
 import json
+from copy import deepcopy
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -20,13 +21,14 @@ from streamspec.adapters.drafters.draft_layer.config import DraftLayerConfig
 from streamspec.adapters.drafters.draft_layer.model import DraftLayerModel
 from streamspec.adapters.drafters.draft_layer.start import fit_start
 from streamspec.adapters.drafters.registry import DRAFTERS
+from streamspec.adapters.drafters.shared_layer.model import SharedLayerModel, add_lora
 from streamspec.errors import AdapterError
 from streamspec.export import export_bundle
 from tests.support.tiny_drafters import save_random
 from tests.support.tiny_exports import VOCAB, save_base, tiny_model
 
 GAMMA = 3
-METHODS = ("jakiro", "eagle", "mtp", "hydra")
+METHODS = ("jakiro", "eagle", "mtp", "hydra", "eagle-lora")
 KINDS = [  # one family for each way to put a layer together
     *("llama", "phi", "phi3", "opt", "gpt_neox", "gemma3_text"),
     *("granite", "glm4", "olmo2", "cohere2", "nemotron", "gpt2"),
@@ -56,7 +58,10 @@ def save_drafter(folder: Path, base: Base, model: Any, method: str, **changes: A
     torch.manual_seed(0)
     config, decoder = DraftLayerConfig.of(options(method, changes)), HFDecoder(model)
     config.window = decoder.window(decoder.last_attention)
-    layer = DraftLayerModel(model, config).eval()
+    if method == "eagle-lora":
+        model = deepcopy(model)  # which the LoRA is put into
+        add_lora(model, 4)
+    layer = (SharedLayerModel if method == "eagle-lora" else DraftLayerModel)(model, config).eval()
     ids = torch.randint(3, VOCAB, (8, 24))
     fit_start(layer, [(ids, torch.ones_like(ids))])
     return save_random(folder, base, layer, method)

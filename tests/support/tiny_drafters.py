@@ -33,6 +33,7 @@ DRAFTERS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "hydra": ({"method": "hydra"}, {}),
     "jakiro": ({"method": "jakiro"}, {}),
     "eagle": ({"method": "eagle"}, {}),
+    "eagle-lora": ({"method": "eagle-lora"}, {}),
     "eagle3": ({"method": "eagle3", "taps": "1,3"}, {}),
     "mtp": ({"method": "mtp"}, {}),
     "dflash": ({"method": "dflash"}, {}),

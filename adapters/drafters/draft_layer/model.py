@@ -88,17 +88,8 @@ class DraftLayerModel(DraftingModel):
         config.check(layers)
         super().__init__(model, config.gamma, layers, True, tapped=tuple(layers - tap for tap in config.taps))
         self.config, self.passes = config, config.passes
-        width, layer = self.decoder.hidden_size, copy_last_layer(self.decoder)
-        shape = config.experts, config.active, config.two_lists
-        self.experts = Experts(layer.mlp, *shape)
-        self.parallel_mlp = layer.parallel  # the MLP reads what attention reads
-        self.heads = nn.ModuleList(
-            LaterPass(layer, width, config.attends(number), Experts(layer.mlp, *shape))
-            for number in range(1, 1 + config.heads)
-        )
-        self.attention, self.norm_in, self.norm_mid, self.norm_attention, self.norm_mlp = layer.of_pass(
-            config.attends(0)
-        )
+        width = self.decoder.hidden_size
+        self.add_layer()
         assert self.decoder.norm is not None
         self.norm_out = weighted(copy.deepcopy(self.decoder.norm), self.decoder).float().requires_grad_(True)
         self.from_token = nn.Parameter(torch.eye(width))
@@ -107,6 +98,20 @@ class DraftLayerModel(DraftingModel):
         self.bias = nn.Parameter(torch.zeros(width))
         self.last_state = nn.Parameter(torch.eye(width)) if config.contrast or config.parallel else None
         self.last_token = nn.Parameter(torch.zeros(width, width)) if config.parallel else None
+
+    def add_layer(self) -> None:
+        """Adds the weights of the passes: copies of the target's last layer."""
+        config, layer = self.config, copy_last_layer(self.decoder)
+        shape = config.experts, config.active, config.two_lists
+        self.experts = Experts(layer.mlp, *shape)
+        self.parallel_mlp = layer.parallel  # the MLP reads what attention reads
+        self.heads = nn.ModuleList(
+            LaterPass(layer, self.decoder.hidden_size, config.attends(number), Experts(layer.mlp, *shape))
+            for number in range(1, 1 + config.heads)
+        )
+        self.attention, self.norm_in, self.norm_mid, self.norm_attention, self.norm_mlp = layer.of_pass(
+            config.attends(0)
+        )
 
     @classmethod
     def taps(cls, run: DrafterRun, decoder: HFDecoder) -> tuple[int, ...]:

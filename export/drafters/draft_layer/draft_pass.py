@@ -194,6 +194,16 @@ class DraftLayerPass(DraftPass):
                 level.state = self._finish(g, state)
         return level
 
+    def _whole_layer(
+        self, g: Scope, x: str, number: int, at: str, branch: DraftBranch, sees: str | None
+    ) -> tuple[str, str, str | None]:
+        """Runs pass `number` through a whole layer of the target's kind: the residual stream, what its MLP adds, and
+        the rows that its rows have seen."""
+        decoder, rows = self.decoder, Rows(g.ints(self.spec.levels[number]))
+        normed, stream, sees = self._before_mlp(g, x, rows, number, at, branch, sees)
+        given = decoder.mlp(g, normed, rows, self.layer, decoder.linear, Residual(stream))
+        return stream, decoder.mlp_update(g, given, self.layer), sees
+
     def _before_mlp(
         self, g: Scope, x: str, rows: Rows, number: int, at: str, branch: DraftBranch, sees: str | None
     ) -> tuple[str, str, str | None]:

@@ -17,6 +17,7 @@ from streamspec.export.drafters.adapter_section import AdapterSection, Shapes
 from streamspec.export.ops.builder import Array
 from streamspec.export.spec.decoder_spec import DecoderSpec
 from streamspec.export.spec.draft_spec import DraftSpec
+from streamspec.export.spec.mixture_spec import MixtureSpec
 from streamspec.export.spec.weight_source import ChangedSource, Source
 
 BEAM = 4  # candidates of a level that the next one goes on from
@@ -71,9 +72,9 @@ class DraftLayerSpec(DraftSpec, DraftPasses):
 def shapes(section: AdapterSection) -> Shapes:
     """Shapes of the tensors that a configuration names. Raises AdapterError for one that cannot be."""
     config, gamma, spec = section.config, section.gamma, section.spec
-    experts, active = _check(section)
+    experts, active = check(section)
     hidden, taps = spec.hidden, config["taps"]
-    shapes = _pass_shapes(spec, DraftLayerSpec(gamma=gamma, **_shape(section), tensors={}), experts, active)
+    shapes = _pass_shapes(spec, DraftLayerSpec(gamma=gamma, **shape_of(section), tensors={}), experts, active)
     shapes |= {"from_entry": (hidden, len(taps) * hidden), "norm_out.weight": (hidden,), "norm_out.bias": (hidden,)}
     if config.get("contrast") or config.get("parallel"):
         shapes["last_state"] = (hidden, hidden)
@@ -128,7 +129,7 @@ def _parts(spec: DecoderSpec) -> dict[str, str]:
     return {part: module for part, module in parts.items() if part != "norm_mid" or spec.mlp_norm}
 
 
-def _shape(section: AdapterSection) -> dict[str, Any]:
+def shape_of(section: AdapterSection) -> dict[str, Any]:
     """Fields of a spec that a checked configuration states."""
     config = section.config
     parts = "contrast", "parallel", "two_lists", "prefix_attention", "own_heads"
@@ -140,7 +141,7 @@ def _shape(section: AdapterSection) -> dict[str, Any]:
     }
 
 
-def _check(section: AdapterSection) -> tuple[int, int]:
+def check(section: AdapterSection) -> tuple[int, int]:
     """Checks a configuration; returns the numbers of experts and of active ones. Raises AdapterError."""
     config, gamma = section.config, section.gamma
     experts = section.whole("experts", 1, 64)
@@ -162,7 +163,21 @@ def _check(section: AdapterSection) -> tuple[int, int]:
 def read(section: AdapterSection, tensors: dict[str, Array], shared: dict[str, Any]) -> DraftLayerSpec:
     """Reads the draft layer from tensors that have the `shapes`."""
     own = {name: tensors[name].astype(np.float32) for name in shapes(section)}
-    return DraftLayerSpec(**shared, **_shape(section), tensors=own)
+    return DraftLayerSpec(**shared, **shape_of(section), tensors=own)
+
+
+def with_layer(decoder: DecoderSpec, like: int) -> DecoderSpec:
+    """A description with one more layer after the last, which attends like layer `like` and has the MLP, or the
+    experts, of the last layer with attention."""
+    mixture = mixture_of(decoder)
+    if mixture is not None:
+        mixture = replace(mixture, layers=(*mixture.layers, decoder.layers))
+    return replace(decoder, mixture=mixture, rotary_of=(*decoder.rotary_of, decoder.rotary_of[like]))
+
+
+def mixture_of(decoder: DecoderSpec) -> MixtureSpec | None:
+    """The experts of the last layer with attention; None where it has an MLP."""
+    return decoder.mixture if decoder.mlp_kind(decoder.last_attention) == "experts" else None
 
 
 class DraftLayerSource(ChangedSource):

@@ -39,11 +39,8 @@ class MtpPass(DraftLayerPass):
         return self._pairs(g, chosen.tokens, g.op("Gather", before.state, chosen.parents, axis=1), rows)
 
     def _level(self, g: Scope, x: str, number: int, at: str, branch: DraftBranch, sees: str | None) -> DraftLevel:
-        decoder, rows = self.decoder, Rows(g.ints(self.spec.levels[number]))
-        normed, stream, sees = self._before_mlp(g, x, rows, number, at, branch, sees)
-        given = decoder.mlp(g, normed, rows, self.layer, decoder.linear, Residual(stream))
-        update = decoder.mlp_update(g, given, self.layer)
-        finished, _ = decoder.norm(g, Residual(stream, update), f"{LABEL}{NORM}")
+        stream, update, sees = self._whole_layer(g, x, number, at, branch, sees)
+        finished, _ = self.decoder.norm(g, Residual(stream, update), f"{LABEL}{NORM}")
         return DraftLevel(finished, sees=sees or "")
 
     def _pairs(self, g: Scope, tokens: str, states: str, rows: Rows) -> str:

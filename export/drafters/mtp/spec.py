@@ -5,14 +5,14 @@ name of a further layer. Its nodes are in `draft_pass`.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from streamspec.bundle.adapter_folder import FINAL_STATE
 from streamspec.export.drafters.adapter_section import Shapes
-from streamspec.export.drafters.draft_layer.spec import DraftLayerSpec
+from streamspec.export.drafters.draft_layer.spec import DraftLayerSpec, mixture_of, with_layer
 from streamspec.export.ops.builder import Array
 from streamspec.export.spec.decoder_spec import DecoderSpec
-from streamspec.export.spec.mixture_spec import DOWN, GATE, UP, MixtureSpec
+from streamspec.export.spec.mixture_spec import DOWN, GATE, UP
 from streamspec.export.spec.weight_source import ChangedSource, Source
 from streamspec.model_families.family import MtpNames
 
@@ -36,10 +36,7 @@ class MtpSpec(DraftLayerSpec):
 
     def layer_of(self, decoder: DecoderSpec) -> DecoderSpec:
         """The target's description with this layer as one after the last."""
-        mixture = _mixture(decoder)
-        if mixture is not None:
-            mixture = replace(mixture, layers=(*mixture.layers, decoder.layers))
-        return replace(decoder, mixture=mixture, rotary_of=(*decoder.rotary_of, decoder.rotary_of[self.like]))
+        return with_layer(decoder, self.like)
 
 
 def own_name(name: str, number: int, names: MtpNames) -> str:
@@ -60,7 +57,7 @@ def own_name(name: str, number: int, names: MtpNames) -> str:
 def shapes(spec: DecoderSpec, found: Collection[str]) -> Shapes:
     """Shapes of the tensors of a layer like the last one with attention of a decoder; of experts together where these
     are `found` so."""
-    layer, mixture = dict(spec.shapes), _mixture(spec)
+    layer, mixture = dict(spec.shapes), mixture_of(spec)
     if mixture is not None:
         stacks = {name for name in layer if name.startswith(f"{mixture.names.experts}.")}
         if not any(f"{LAYER}{name}" in found for name in stacks):
@@ -75,7 +72,7 @@ def shapes(spec: DecoderSpec, found: Collection[str]) -> Shapes:
 
 def one_by_one(tensors: Mapping[str, Array], spec: DecoderSpec) -> dict[str, Array]:
     """The tensors with those of experts apart."""
-    mixture, apart = _mixture(spec), dict(tensors)
+    mixture, apart = mixture_of(spec), dict(tensors)
     for stack, parts in (("gate_up_proj", (GATE, UP)), (DOWN, (DOWN,))):
         name = "" if mixture is None else f"{LAYER}{mixture.names.experts}.{stack}"
         if mixture is not None and name in apart:
@@ -86,11 +83,6 @@ def one_by_one(tensors: Mapping[str, Array], spec: DecoderSpec) -> dict[str, Arr
                     f"{LAYER}{mixture.expert(i, part)}.weight": half for part, half in zip(parts, halves, strict=True)
                 }
     return apart
-
-
-def _mixture(spec: DecoderSpec) -> MixtureSpec | None:
-    """The experts of the last layer with attention, which the layer is like; None where it has an MLP."""
-    return spec.mixture if spec.mlp_kind(spec.last_attention) == "experts" else None
 
 
 class MtpSource(ChangedSource):

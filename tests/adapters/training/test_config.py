@@ -125,5 +125,5 @@ def test_every_option_has_help_and_stands_once_in_the_reference() -> None:
 
 def test_help_names_the_methods_that_read_an_option() -> None:
     says = {one.name: help_of(one, group) for one, group in grouped_fields()}
-    assert says["own_heads"].startswith("medusa: ") and says["unroll"].startswith("jakiro, eagle, eagle3: ")
+    assert says["own_heads"].startswith("medusa: ") and says["unroll"].startswith("jakiro, eagle, eagle-lora, eagle3: ")
     assert not any(says["stream_batch_size"].startswith(method) for method in DRAFTERS)

@@ -33,6 +33,7 @@ RUNS: dict[str, dict[str, Any]] = {
     "jakiro": STAGED | {"method": "jakiro", "experts": 3, "taps": "2,1", "gamma": 3},
     "hydra": STAGED | {"method": "hydra", "labels": "hard"},
     "mtp": STAGED | {"method": "mtp"},
+    "eagle-lora": STAGED | {"method": "eagle-lora", "taps": "2,1", "stream_rank": 3},
     "eagle3": STAGED | {"method": "eagle3", "taps": "2,1"},
     "dflash": STAGED | {"method": "dflash", "block_layers": 2, "causal": True},
     "dspark": STAGED | {"method": "dspark", "block_layers": 2, "bigram_rank": 3},
