@@ -22,13 +22,21 @@ from streamspec.bundle.manifest import MODEL
 from streamspec.runtime.hardware.providers import import_onnxruntime, named, prepare, usable
 
 GAMMA, LAYERS, RANKS = 4, 4, 10  # streams, the layers that they run over, candidates of each
-COPY, RUNS = 1 << 28, 20  # bytes that the bandwidth is measured with, more than any cache holds; and how often
+# Bytes that the bandwidth is measured with, the smaller of two more than any cache holds; and how often.
+COPY, RUNS = (1 << 28, 1 << 30), 20
 NONE, DEFERRED, EAGER = "none", "deferred", "eager"
 StepTimes = Callable[[Path, str, str, int], dict[str, Any]]
 
 
-def bandwidth(provider: str, size: int = COPY) -> float:
-    """Bytes per second that the provider's device reads and writes, from the median time of y = x + 1."""
+def bandwidth(provider: str, sizes: tuple[int, int] = COPY) -> float:
+    """Bytes per second that the provider's device reads and writes, from the median times of y = x + 1 of two sizes: a
+    call's own time is in both."""
+    few, many = (copy_seconds(provider, size) for size in sizes)
+    return 2 * (sizes[1] - sizes[0]) / (many - few)
+
+
+def copy_seconds(provider: str, size: int) -> float:
+    """Median time of y = x + 1 over so many bytes."""
     row, ort = named(provider), import_onnxruntime()
     count = size // 4
     value = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [count]) for name in "xy"]
@@ -48,7 +56,7 @@ def bandwidth(provider: str, size: int = COPY) -> float:
         started = time.perf_counter()
         session.run_with_iobinding(io)
         times.append(time.perf_counter() - started)
-    return 2 * size / statistics.median(times)
+    return statistics.median(times)
 
 
 def random_streams(folder: Path, base: Path) -> None:

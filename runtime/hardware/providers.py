@@ -106,8 +106,8 @@ class Provider:
     is taken. `options`: the provider's settings, from the number of threads, `built_in`: those besides where it is no
     plug-in. `memory`: where its cache lies, ONNX Runtime's name of a device, '' for the machine's. `graph`:
     which of the bundle's it runs. `capture`: settings with which it captures the graph `captured`, None where it
-    cannot; `dynamic`: whether it runs the ordinary graph where that fails. `since`: the oldest ONNX Runtime with the
-    operators of all its bundles but static ones, which `OLDEST` runs.
+    cannot; `dynamic`: whether it runs the ordinary graph where that fails. `libraries`: which it takes. `since`: the
+    oldest ONNX Runtime with the operators of all its bundles but static ones, which `OLDEST` runs.
     """
 
     name: str
@@ -124,6 +124,7 @@ class Provider:
     capture: ProviderOptions | None = None
     captured: str = CAPTURED
     dynamic: bool = True
+    libraries: str = ""
     since: tuple[int, int] = OLDEST
 
     @property
@@ -153,6 +154,7 @@ PROVIDERS = {  # in the order in which `auto` tries them, the CPU last
             options=_exact,
             memory="cuda",
             capture={"enable_cuda_graph": "1"},
+            libraries=" of CUDA 13 with cuDNN, a driver of 580 or later",
             since=OPERATORS_SINCE,
         ),
         Provider(
@@ -170,7 +172,9 @@ PROVIDERS = {  # in the order in which `auto` tries them, the CPU last
             "streamspec[rocm]",
             (STATIC, DEVICE),
             memory="cuda",  # so its builds call the device, too
-            capture={"enable_hip_graph": "1"},
+            # The graph of fixed shapes runs, and is not captured: before 1.31 a captured Concat or Split of unequal
+            # parts reads addresses in host memory that is free by then (onnxruntime #32121).
+            capture={},
             dynamic=False,
         ),
         Provider("directml", "DmlExecutionProvider", "onnxruntime-directml", (STATIC,), system="Windows"),
@@ -336,7 +340,9 @@ def check_placement(session: Any, provider: Provider) -> int:
     session.disable_fallback()  # else a failing run starts again on the CPU
     if provider.ort not in session.get_providers():
         raise ProviderError(
-            f"provider {provider.name} did not start", "its driver and libraries", "install them or choose provider cpu"
+            f"provider {provider.name} did not start",
+            f"its driver and libraries{provider.libraries}",
+            "install them or choose provider cpu",
         )
     if not hasattr(session, "get_provider_graph_assignment_info"):
         return 0  # none may, see `prepare`

@@ -15,10 +15,13 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 gpu_shapes = __import__("gpu_shapes")
 
 
-def test_the_bandwidth_is_of_a_read_and_a_write(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_bandwidth_is_of_a_read_and_a_write_without_a_calls_own_time(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter(range(1000))  # each copy takes a second
-    monkeypatch.setattr(gpu_shapes, "time", SimpleNamespace(perf_counter=lambda: float(next(clock))))
-    assert gpu_shapes.bandwidth("cpu", 1 << 16) == 2 << 16
+    with monkeypatch.context() as patched:
+        patched.setattr(gpu_shapes, "time", SimpleNamespace(perf_counter=lambda: float(next(clock))))
+        assert gpu_shapes.copy_seconds("cpu", 1 << 16) == 1.0
+    monkeypatch.setattr(gpu_shapes, "copy_seconds", lambda provider, size: 0.5 + 2 * size / 1e9)
+    assert gpu_shapes.bandwidth("cpu", (1 << 16, 1 << 18)) == pytest.approx(1e9)
 
 
 def test_random_streams_are_an_adapter_that_can_run_eagerly(tmp_path: Path) -> None:

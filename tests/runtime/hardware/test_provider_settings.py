@@ -28,7 +28,6 @@ OPTION = "migraphx_hip_graph_enable"
     ("name", "option", "graph"),
     [
         ("cuda", "enable_cuda_graph", CAPTURED),
-        ("rocm", "enable_hip_graph", CAPTURED),
         ("migraphx", OPTION, MODEL),
     ],
 )
@@ -39,6 +38,11 @@ def test_a_provider_is_told_to_capture_by_its_own_option(name: str, option: str,
         assert asked is not None and asked[0][0] == PROVIDERS[name].ort
         assert asked[0][1].get(option) == ("1" if capture else None)
     assert PROVIDERS[name].captured == graph
+
+
+def test_rocm_is_not_told_to_capture_and_runs_the_graph_for_it_all_the_same() -> None:
+    rocm = PROVIDERS["rocm"]
+    assert rocm.capture is not None and not rocm.capture and rocm.captured == CAPTURED
 
 
 @pytest.fixture
