@@ -93,7 +93,8 @@ class ControllerObserver(StepObserver):
 
 
 class CalibrationObserver(StepObserver):
-    """Learns how often candidates of the drafter and of each source come true."""
+    """Learns how often candidates of the drafter and of each source come true: of sources also in a plain step, before
+    which they were asked in vain, else rates that are too low to pay would stay so."""
 
     def __init__(self, calibration: DraftCalibration, sources: SourceLookup, search: DraftSearch) -> None:
         self._calibration = calibration
@@ -102,7 +103,7 @@ class CalibrationObserver(StepObserver):
 
     def observe(self, outcome: StepOutcome) -> None:
         plan = outcome.plan
-        if not plan.plain and not outcome.constrained:
+        if not outcome.constrained and (not plan.plain or plan.proposal is None):
             self._calibration.observe(plan.proposal, self._sources.found, outcome.tokens, self._search)
 
 

@@ -77,6 +77,7 @@ class Planner:
         where it did not run. `remaining`: most tokens that the answer may still have."""
         began = self._clock()
         self.sources.read(new_tokens)
+        self.sources.found.clear()  # of the step before
         together, idle = self._sequences(), self.idle
         drafter = NO_DRAFTER if idle else self._drafter(together)
         plan = StepPlan(

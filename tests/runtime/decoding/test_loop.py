@@ -18,9 +18,9 @@ from streamspec.runtime.decoding.model_runner import Pruning, StepRequest, StepR
 from streamspec.runtime.decoding.planner import Planner
 from streamspec.runtime.decoding.step_plan import DrafterPlan
 from streamspec.runtime.draft_sources.lookup import MOST_WAITING
-from streamspec.runtime.draft_sources.ngram import NgramIndex
+from streamspec.runtime.draft_sources.ngram import NGRAM, NgramIndex
 from streamspec.runtime.draft_sources.source import DraftSource
-from tests.support.toy_runner import Setup, ToyRunner, Untimed, adaptive, hashed
+from tests.support.toy_runner import Setup, ToyRunner, Untimed, adaptive, hashed, scripted
 
 
 def decode(runner: ToyRunner, setup: Setup, prompt: list[int]) -> tuple[list[int], str | None, SpeculativeDecoder]:
@@ -146,3 +146,17 @@ def test_a_paused_step_looks_at_no_source_and_weighs_nothing(monkeypatch: pytest
         assert not read and not weighed
         text += done.tokens
     assert read == text[:-1] and decoder.stats.steps == 0  # what was put off is done at the end
+
+
+def test_sources_too_rarely_right_to_pay_are_learned_from_plain_steps_too() -> None:
+    """Three of four tokens follow from the one before, which n-grams are assumed to find out one time in five."""
+    random = np.random.default_rng(0)
+    follows = random.integers(100, 400, 400)
+    text = [100]
+    for _ in range(600):
+        text.append(int(follows[text[-1]] if random.random() < 0.75 else random.integers(100, 400)))
+    state = adaptive()
+    runner = ToyRunner(scripted(3, text), 400, gamma=0, context=900)
+    setup = Setup(len(text), rows=64, costs=1 + 0.25 * np.arange(64), adaptive=state)
+    assert decode(runner, setup, [1, 2, 3])[0] == text
+    assert state.calibration.rates[NGRAM.name].of(1)[0] > 0.45
