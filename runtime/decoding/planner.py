@@ -107,6 +107,8 @@ class Planner:
     def _draft(self, plan: StepPlan, most: int) -> StepPlan | None:
         """Returns the plan with the draft that pays most, at most `most` tokens deep, and with rows that teach a source
         where those pay; None where there is nothing to verify, or no room left in the context."""
+        if self._grammar is not None and self._grammar.limited:
+            return None
         room = min(most, self._runner.context_length - plan.cached - self._runner.gamma - 1)
         rows = self.rows if plan.together == 1 or plan.costs is None else len(plan.costs)
         exploration = self._exploration(plan, room)
@@ -119,6 +121,8 @@ class Planner:
             return None
         if self.policy.call_rows is None:  # static graphs are exact but for near-ties
             draft = off_borders(draft, plan.cached)
+        if self._grammar is not None and not self._grammar.follows(draft.tree, draft.tokens):
+            return None
         explored = max(0, len(draft.tree) - len(likeliest.tree))  # they come last, so a cut takes them first
         drafter = self._after_draft(plan)
         pruning, priors = self.policy.pruning, None

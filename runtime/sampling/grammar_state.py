@@ -20,8 +20,13 @@ Path = tuple[int, ...]
 Candidate = tuple[int, float, int]  # token, probability, number
 
 
+class GrammarLimit(ConfigError):
+    """Following a grammar takes more than it may: here, or along a draft that may never be part of the text."""
+
+
 class Matcher(Protocol):
-    """A grammar that has been followed for some tokens."""
+    """A grammar that has been followed for some tokens. `allowed` and `consume` raise GrammarLimit; once the tokens
+    that led there are taken back, it goes on."""
 
     def allowed(self) -> tuple[np.ndarray, bool]:
         """Returns a new bool [vocabulary], the tokens that may follow, and whether the text may end here."""
@@ -54,12 +59,24 @@ class GrammarState:
         self._ahead: Path = ()  # tokens after the text that the matcher has consumed
         self._cached: dict[Path, AllowedNext] = {}
         self.forced_tokens = 0  # of the text so far
+        self.limited = False  # a draft has met the grammar's limits: nothing more is drafted in this text
 
     def after(self, path: Path = ()) -> AllowedNext:
-        """Returns the tokens that may follow `path`. Raises ConfigError where the grammar reaches its limits, or the
-        text itself a dead end.
+        """Returns the tokens that may follow `path`, none where they cannot be known. Raises ConfigError where the text
+        itself reaches the grammar's limits or a dead end.
         """
+        try:
+            return self._after(path)
+        except GrammarLimit:
+            if not path:
+                raise
+            self.limited = True
+            return AllowedNext(np.ones_like(self.after().mask), None, dead=True)
+
+    def _after(self, path: Path) -> AllowedNext:
         if path not in self._cached:
+            if path and self.limited:
+                raise GrammarLimit("a draft in a text whose drafts met limits", "none", "draft nothing")
             self._go(path)
             mask, ends = self._matcher.allowed()
             mask[self._eos] = ends and bool(self._eos)
@@ -73,6 +90,12 @@ class GrammarState:
         if allowed.dead and not path:
             raise _stuck()
         return allowed
+
+    def follows(self, tree: DraftTree, tokens: Sequence[int]) -> bool:
+        """Tells whether what may follow each node of `tree` is known, whose root is the text's last token."""
+        for node in range(len(tree)):
+            self.after(tuple(int(tokens[i]) for i in tree.path(node)[1:]))
+        return not self.limited
 
     def filter(self, path: Path, candidates: Sequence[Candidate]) -> list[tuple[int, float, int | None]]:
         """Returns the `candidates` after `path` that may be drafted, with probabilities as if no other token could
@@ -112,7 +135,7 @@ class GrammarState:
     def advance(self, tokens: Sequence[int]) -> None:
         """Makes `tokens` part of the text. Raises BundleError where one of them is not allowed."""
         for i, token in enumerate(tokens):
-            allowed = self.after(tuple(tokens[:i]))
+            allowed = self._after(tuple(tokens[:i]))
             if allowed.dead:
                 raise _stuck()
             if not allowed.mask[token]:

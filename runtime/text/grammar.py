@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +22,7 @@ import numpy as np
 
 from streamspec.errors import BundleError, ConfigError, StreamspecError
 from streamspec.prompt.thought_tags import ThoughtTags
-from streamspec.runtime.sampling.grammar_state import GrammarState, Matcher
+from streamspec.runtime.sampling.grammar_state import GrammarLimit, GrammarState, Matcher
 from streamspec.runtime.text.grammar_builds import GrammarBuilds
 from streamspec.runtime.text.grammar_tokens import END, TokenList, read_tokens
 from streamspec.runtime.text.thought import WITHIN, Place, Thought
@@ -193,7 +193,7 @@ class Vocabulary:
             if isinstance(made, str):
                 raise _bad(grammar.kind, made)
             matchers, end = made
-            inner = _LibraryMatcher(matchers, grammar.kind, self._size, end)
+            inner = _LibraryMatcher(matchers, partial(self._fresh, grammar), grammar.kind, self._size, end)
             if grammar.unique is not None:
                 from streamspec.schemas.unique_items import UniqueItems
 
@@ -225,6 +225,12 @@ class Vocabulary:
         tokens, end = self._tokens()
         made = [_library().LLMatcher(tokens, text, log_level=0, limits=_limits()) for text in grammar._texts]
         return next((str(each.get_error()) for each in made if each.is_error()), (made, end))
+
+    def _fresh(self, grammar: Grammar) -> list[Any]:
+        made = self._match(grammar)
+        if isinstance(made, str):
+            raise _bad(grammar.kind, made)
+        return made[0]
 
     def prepare(self, enabled: bool | None = None, unused: Callable[[], float] = lambda: PAUSE) -> None:
         """Begins to build in a thread of its own, which `start` then waits for, if `enabled`; None: for large
@@ -282,19 +288,22 @@ class Vocabulary:
 class _LibraryMatcher:
     """A `Matcher` of llguidance (`runtime/sampling/grammar_state.py`)."""
 
-    def __init__(self, matchers: list[Any], kind: str, size: int, end: int) -> None:
-        """`matchers`: of the grammar, at the beginning of a text, where they stay."""
+    def __init__(self, matchers: list[Any], build: Callable[[], list[Any]], kind: str, size: int, end: int) -> None:
+        """`matchers`: of the grammar, at the beginning of a text, where they stay; `build` makes others, which share
+        nothing with them."""
         self._first, self._matchers, self._text = matchers, [each.deep_copy() for each in matchers], list[int]()
+        self._build, self._lost = build, False
         self._kind, self._size, self._end = kind, size, end
         self._bits = np.zeros((end + 32) // 32, np.uint32)
 
     def allowed(self) -> tuple[np.ndarray, bool]:
+        self._restore()
         every = ~np.zeros_like(self._bits)
         for i, matcher in enumerate(self._matchers):
             matcher.unsafe_compute_mask_ptr(self._bits.ctypes.data, self._bits.nbytes)
             if matcher.is_error():
                 if DEAD_END not in (error := matcher.get_error()):
-                    raise _bad(self._kind, error)
+                    raise self._limit(error)
                 self._matchers[i] = self._first[i].deep_copy()  # one that has met a dead end cannot go back
                 self._matchers[i].consume_tokens(self._text)
                 return np.zeros(self._size, np.bool_), False
@@ -306,19 +315,36 @@ class _LibraryMatcher:
         return mask, bool(bits[self._end])
 
     def consume(self, token: int) -> bool:
+        self._restore()
         for matcher in self._matchers:
             if not matcher.consume_token(token):
-                if error := matcher.get_error():  # at a limit
-                    raise _bad(self._kind, error)
+                if error := matcher.get_error():
+                    raise self._limit(error)
                 return False
         self._text.append(token)
         return True
 
     def back(self, tokens: int) -> None:
         del self._text[len(self._text) - tokens :]
-        for matcher in self._matchers:
+        for matcher in () if self._lost else self._matchers:
             if not matcher.rollback(tokens):
                 raise _bad(self._kind, matcher.get_error())
+
+    def _limit(self, error: str) -> GrammarLimit:
+        self._lost = True
+        return GrammarLimit(*_wrong(self._kind, error))
+
+    def _restore(self) -> None:
+        """Follows the text again after a limit: a matcher that met one cannot go back, and the states that it found
+        count for its copies, too."""
+        if not self._lost:
+            return
+        self._first = self._build()
+        self._matchers = [each.deep_copy() for each in self._first]
+        for matcher in self._matchers:
+            if matcher.consume_tokens(self._text) is False or matcher.is_error():
+                raise GrammarLimit(*_wrong(self._kind, matcher.get_error()))
+        self._lost = False
 
 
 def _narrowed(schema: Mapping[str, Any] | str, separators: tuple[str, str], strict: bool) -> tuple[str, Narrowed]:
@@ -400,11 +426,12 @@ def _call_library(kind: str, function: Any, *arguments: Any, **options: Any) -> 
 
 
 def _bad(kind: str, message: str) -> ConfigError:
-    return ConfigError(
-        f"a {kind} that cannot be used: {_line(message)}",
-        "one that the grammar library can build",
-        "correct or simplify it",
-    )
+    return ConfigError(*_wrong(kind, message))
+
+
+def _wrong(kind: str, message: str) -> tuple[str, str, str]:
+    found = f"a {kind} that cannot be used: {_line(message)}"
+    return found, "one that the grammar library can build", "correct or simplify it"
 
 
 def _line(message: str) -> str:

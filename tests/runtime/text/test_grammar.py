@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import time
@@ -26,6 +27,7 @@ from streamspec.runtime.text.grammar import MAX_TEXT, Vocabulary
 from streamspec.schemas.schema_checks import MAX_PATTERN
 from tests.support.byte_tokenizers import EOS, byte_fallback, byte_level
 from tests.support.random_answers import accepts
+from tests.support.toy_runner import Setup, ToyRunner, adaptive, scripted
 
 Bundles = Callable[[str], Path]
 PERSON = {
@@ -451,3 +453,31 @@ def test_from_the_command_line(bundles: Bundles, tmp_path: Path) -> None:
     ):
         run = CliRunner().invoke(app, [*base, *wrong])
         assert run.exit_code == 2 and found in run.stderr
+
+
+@pytest.mark.parametrize("answer", ["2" + "a" * 30, "2bxyyxyx"])
+def test_limits_that_a_draft_alone_meets_end_drafting_and_not_the_answer(answer: str) -> None:
+    """The prompt has a text whose beginning the grammar allows, and which takes more states than it may have; only an
+    answer that goes there meets the limit itself."""
+    words = ["".join(pair) for length in range(2, 13) for pair in itertools.product("xy", repeat=length)]
+    tokenizer = byte_level(words)
+    vocabulary = Vocabulary(tokenizer, tokenizer.get_vocab_size(), [0])
+
+    def tokens(text: str) -> list[int]:
+        return [tokenizer.token_to_id(character) for character in text]
+
+    prompt, script = tokens("12bxyyxyxxyxyxyxyxyx" * 2 + "1"), [*tokens(answer), 0]
+    found: list[list[int] | str] = []
+    for speculate in (False, True):
+        setup = Setup(100, eos=[0], rows=64 if speculate else 1, costs=1 + 0.01 * np.arange(64), adaptive=adaptive())
+        setup.grammar = vocabulary.start(Grammar.regex("2(a{30}|b(x|y)*x(x|y){20})"))
+        runner = ToyRunner(scripted(len(prompt), script), tokenizer.get_vocab_size(), gamma=0, context=4000)
+        try:
+            found.append(
+                [token for chunk in setup.decoder(runner).run(prompt, setup.grammar) for token in chunk.tokens]
+            )
+        except ConfigError as error:
+            found.append(str(error))
+        assert setup.grammar.limited == speculate
+    assert found[0] == found[1]
+    assert found[0] == script if answer[1] == "a" else "too many states" in str(found[0])
