@@ -267,7 +267,7 @@ def read_responses(
     naming the field."""
     values, left_out = json_object(body), list[str]()
     if isinstance(tools := values.get("tools"), list):
-        kinds = [tool.get("type") if isinstance(tool, dict) else None for tool in tools]
+        kinds = [str(tool.get("type")) if isinstance(tool, dict) else "" for tool in tools]
         left_out = [f"tools.{i} ({kind})" for i, kind in enumerate(kinds) if kind in NO_FUNCTIONS]
         values["tools"] = [
             _function(tool, f"tools.{i}.") for i, tool in enumerate(tools) if kinds[i] not in NO_FUNCTIONS

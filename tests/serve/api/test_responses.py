@@ -354,6 +354,7 @@ def test_tools_that_are_no_functions_are_offered_in_vain(tool_server: Running) -
         ({"metadata": {"a": 1}}, "metadata.a"),
         ({"input": [{"role": "assistant", "content": "a", "phase": "end"}]}, "input.0.phase"),
         ({"tools": [{"type": "functoin"}]}, "tools.0.type"),
+        ({"tools": [{"type": ["web_search"]}]}, "tools.0.type"),
         ({"tools": [{"type": "web_search"}], "tool_choice": {"type": "web_search"}}, "tool_choice.type"),
         ({"tools": [{"type": "function", "name": "a b"}]}, "tools.0.name"),
         ({"tools": [{"type": "function", "name": "f", "defer_loading": True}]}, "tools.0.defer_loading"),
