@@ -21,13 +21,13 @@ from streamspec.bundle.model_section import SHORT
 from streamspec.captured.packed_call import captured_features
 from streamspec.errors import BundleError, ConfigError, ProviderError, ResourceError
 from streamspec.paths import PassedChecks
-from streamspec.runtime.engine.device_thread import DeviceThread
 from streamspec.runtime.engine.graph_interface import check_interface, shares_calls
 from streamspec.runtime.engine.idle_unload import IdleUnloader
 from streamspec.runtime.engine.memory_estimate import read_in_pieces_below
 from streamspec.runtime.engine.scheduler import FairLock
 from streamspec.runtime.folder_forms import form_of
 from streamspec.runtime.hardware.cpu import physical_cores
+from streamspec.runtime.hardware.device_thread import DeviceThread
 from streamspec.runtime.hardware.huge_pages import HugePages, trim
 from streamspec.runtime.hardware.int8_saturation import X64_PRECISION, x64_precision
 from streamspec.runtime.hardware.providers import (

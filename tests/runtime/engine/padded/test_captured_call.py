@@ -28,7 +28,6 @@ from streamspec.export.graphs import captured_sampler
 from streamspec.runtime import Sampling, Session, load
 from streamspec.runtime.costs.learned_costs import PaddedRowCosts
 from streamspec.runtime.decoding.model_runner import Cancelled, StepRequest
-from streamspec.runtime.engine.device_thread import DeviceThread
 from streamspec.runtime.engine.dynamic_call import DynamicCall
 from streamspec.runtime.engine.loaded_model import LoadedModel
 from streamspec.runtime.engine.ort_runner import OrtRunner
@@ -37,6 +36,7 @@ from streamspec.runtime.engine.padded.captured_call import CapturedBinding
 from streamspec.runtime.engine.padded.device_buffers import BoundCall
 from streamspec.runtime.engine.padded.padded_call import PaddedCall
 from streamspec.runtime.hardware import providers
+from streamspec.runtime.hardware.device_thread import DeviceThread
 from streamspec.runtime.kv_cache.captured_cache import CapturedCache
 from tests.runtime.engine.test_ort_runner import PROMPTS
 from tests.support.int4_rows import need_exact_rows
