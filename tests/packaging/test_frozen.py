@@ -203,4 +203,4 @@ def test_of_streamspec_it_holds_core_and_runtime_alone(folder: Path) -> None:
     data = [path.name for path in (folder / "_internal" / "streamspec").glob("*")]
     assert set(data) <= {native_library.NAME}  # no data of the page or the demo
     sizes = [size for name, size in modules.items() if not name.startswith(f"streamspec.{shipped.GRAMMARS}")]
-    assert sum(sizes) < 750_000  # bytecode, with its docstrings; each module costs some 500 bytes
+    assert sum(sizes) < 765_000  # bytecode, with its docstrings; each module costs some 500 bytes

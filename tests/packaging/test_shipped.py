@@ -17,10 +17,10 @@ import pytest
 from streamspec.runtime.hardware import native_library
 from tests.packaging.conftest import ROOT, module
 
-BUDGET = 325_000  # bytes of core and runtime as they ship
+BUDGET = 330_000  # bytes of core and runtime as they ship
 
 
-def test_core_and_runtime_ship_in_less_than_325_kb(wheel: Path) -> None:
+def test_core_and_runtime_ship_in_less_than_330_kb(wheel: Path) -> None:
     shipped = module(ROOT / "benchmarks" / "shipped.py")
     runtime = shipped.runtime(shipped.parts(wheel))
     assert runtime.files > 30 and 50_000 < runtime.stored < BUDGET
