@@ -129,16 +129,20 @@ def pick_passes(max_passes: int, draw: float) -> int:
 
 
 def drafting_losses(model: DraftingModel, step: FitStep) -> dict[str, Tensor]:
-    """The losses of a drafter with one head per depth: beside a frozen target the weighted mean over depths,
-    else the next-token loss and `alpha` times their weighted sum.
+    """The losses of a drafter that drafts all depths in one pass: beside a frozen target the weighted mean over depths,
+    else the next-token loss and `alpha` times their weighted sum; and the loss on states, where that has a weight.
     """
-    per_depth = draft_losses(model, step.targets)
+    states = model.draft_pass(step.targets.main, step.targets.picked)
+    per_depth = depth_losses(model, step.targets, states)
     parts = {f"stream_{j + 1}": value for j, value in enumerate(per_depth)}
     if model.frozen:
         total = (step.weights * per_depth).sum() / step.weights.sum()
     else:
         parts["next_token"] = next_token_loss(model, step.targets.main, step.batch)
         total = parts["next_token"] + step.options["alpha"] * (step.weights * per_depth).sum()
+    if weight := step.options.get("state_weight"):
+        parts["state"] = state_loss(step.targets, states)
+        total = total + weight * parts["state"]
     return {"total": total, **parts}
 
 
@@ -166,17 +170,6 @@ def depth_losses(model: DraftingModel, targets: DraftTargets, states: Tensor, fi
     losses = in_chunks(score, size, states[counts], depth, before[counts], labels[counts], at)
     total = torch.zeros(labels.shape[2], device=losses.device).index_add(0, depth, losses)
     return processes.shared_mean(total, counts.sum(dim=(0, 1)))
-
-
-def block_losses(model: DraftingModel, step: FitStep, states: Tensor) -> dict[str, Tensor]:
-    """The weighted "total" and its parts, each a scalar, of states [B, P, gamma, E] drafted in one pass."""
-    depths, options = depth_losses(model, step.targets, states), step.options
-    losses = {"total": (step.weights * depths).sum() / step.weights.sum()}
-    losses |= {f"stream_{j + 1}": value for j, value in enumerate(depths)}
-    if options["state_weight"]:
-        losses["state"] = state_loss(step.targets, states)
-        losses["total"] = losses["total"] + options["state_weight"] * losses["state"]
-    return losses
 
 
 def state_loss(targets: DraftTargets, states: Tensor, first: int = 0) -> Tensor:

@@ -27,7 +27,7 @@ class CapturedCache(SequenceRows):
         groups: Sequence[CacheGroup],
         sizes: CallSizes,
         calls: Mapping[int, Any],
-        on_device: Callable[[Callable[[], list[np.ndarray]]], list[np.ndarray]] = lambda work: work(),
+        on_device: Callable[[Callable[[], Any]], Any] = lambda work: work(),
     ) -> None:
         """`groups`: with windows, of which less may be filled in; `calls`: by rows, what is bound to a call over these
         buffers; `on_device`: does work where the device copies."""
@@ -85,23 +85,23 @@ class CapturedCache(SequenceRows):
                 for group in self.groups
             ]
 
-        return self._there(copied)
+        rows: list[np.ndarray] = self._there(copied)
+        return rows
 
     def fill(self, rows: Sequence[np.ndarray], length: int) -> None:
         self.restart(length, rows)
         self._moves = {}
         end = self.sizes.margin + length
 
-        def filled() -> list[np.ndarray]:
+        def fill() -> None:
             for group, of_group in zip(self.groups, rows, strict=True):
                 for layer, parts in zip(group.layers, of_group, strict=True):
                     for value, part in zip(self.data[layer], parts, strict=True):
                         whole = np.zeros(value.shape(), group.dtype)
                         whole[:, :, end - part.shape[2] : end] = part
                         value.update_inplace(whole)
-            return []
 
-        self._there(filled)
+        self._there(fill)
 
     def views(self) -> list[Sequence[Any]]:
         return self.data

@@ -343,7 +343,7 @@ class _LibraryMatcher:
         self._matchers = [each.deep_copy() for each in self._first]
         for matcher in self._matchers:
             if matcher.consume_tokens(self._text) is False or matcher.is_error():
-                raise GrammarLimit(*_wrong(self._kind, matcher.get_error()))
+                raise self._limit(matcher.get_error())
         self._lost = False
 
 

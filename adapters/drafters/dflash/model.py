@@ -41,7 +41,7 @@ from streamspec.adapters.drafters.drafting_model import (
 )
 from streamspec.adapters.drafters.layer_copy import plain_maps, weighted
 from streamspec.adapters.drafters.least_squares import unit_rms
-from streamspec.adapters.drafters.losses import block_losses
+from streamspec.adapters.drafters.losses import drafting_losses
 from streamspec.adapters.drafters.streams.model import (
     StreamingModel,
     fit_start,
@@ -114,7 +114,7 @@ class BlockDraftModel(StreamingModel):
 
     def losses(self, step: FitStep) -> dict[str, Tensor]:
         """Computes the weighted "total" and its parts, each a scalar."""
-        return block_losses(self, step, self.draft_pass(step.targets.main, step.targets.picked))
+        return drafting_losses(self, step)
 
     def draft_pass(self, main: MainPass, picked: DraftRows) -> Tensor:
         """Returns the finished states [B, P, gamma, H] of the block after each of the rows `picked`."""

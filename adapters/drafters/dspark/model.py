@@ -36,9 +36,9 @@ from streamspec.adapters.drafters.drafting_model import (
     MainPass,
     bigram_shape,
 )
-from streamspec.adapters.drafters.eagle3.model import FIELDS
+from streamspec.adapters.drafters.eagle3.model import layer_fields
 from streamspec.adapters.drafters.layer_copy import plain_maps
-from streamspec.adapters.drafters.losses import block_losses
+from streamspec.adapters.drafters.losses import drafting_losses
 from streamspec.adapters.drafters.streams.model import stream_mask
 
 
@@ -57,7 +57,7 @@ class PublishedBlockModel(DraftingModel):
             plain_maps(layer)
         attention: Any = of_target[-1].self_attn
         biased = attention.q_proj.bias is not None
-        known = {name: value for name, value in model.config.to_dict().items() if name in FIELDS and value is not None}
+        known = layer_fields(model.config)
         known |= {"model_type": "qwen3", "attention_bias": biased, "head_dim": attention.head_dim}
         self.described_layer = known | {"num_hidden_layers": config.ns, "layer_types": ["full_attention"] * config.ns}
         own = AutoConfig.for_model(**self.described_layer, attn_implementation="sdpa")
@@ -101,7 +101,7 @@ class PublishedBlockModel(DraftingModel):
 
     def losses(self, step: FitStep) -> dict[str, Tensor]:
         """Computes the weighted "total" and its parts, each a scalar."""
-        return block_losses(self, step, self.draft_pass(step.targets.main, step.targets.picked))
+        return drafting_losses(self, step)
 
     def draft_pass(self, main: MainPass, picked: DraftRows) -> Tensor:
         """Returns the finished states [B, P, gamma, H] of the block after each of the rows `picked`."""

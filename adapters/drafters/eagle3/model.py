@@ -20,7 +20,7 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from streamspec.adapters.drafters.draft_layer.config import DraftLayerConfig
 from streamspec.adapters.drafters.draft_layer.experts import Branches
@@ -119,11 +119,16 @@ class PairLayerModel(DraftLayerModel):
 
     def described(self) -> dict[str, Any]:
         """Describes the head for the section `streams` of an adapter's configuration."""
-        config = self.decoder.model.config.to_dict()
-        layer = {name: config[name] for name in FIELDS if config.get(name) is not None}
-        layer |= {"model_type": LAYER_OF[config["model_type"]], "attention_bias": self.biased}
+        config = self.decoder.model.config
+        layer = layer_fields(config) | {"model_type": LAYER_OF[config.model_type], "attention_bias": self.biased}
         biases = [f"{LAYER}self_attn.o_proj.bias"] if self.biased else []
         return DraftingModel.described(self) | {"taps": list(self.config.taps), "layer": layer, "biases": biases}
+
+
+def layer_fields(config: PreTrainedConfig) -> dict[str, Any]:
+    """What the published formats say of a layer, as the target's configuration has it."""
+    known = config.to_dict()
+    return {name: known[name] for name in FIELDS if known.get(name) is not None}
 
 
 @torch.no_grad()

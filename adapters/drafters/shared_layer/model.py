@@ -15,7 +15,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from peft import LoraConfig, inject_adapter_in_model
 from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -25,6 +24,7 @@ from streamspec.adapters.drafters.draft_layer.experts import Branches
 from streamspec.adapters.drafters.draft_layer.model import DraftLayerModel
 from streamspec.adapters.drafters.drafter_caches import GrowingCache
 from streamspec.adapters.drafters.drafting_model import DrafterRun, additive_mask
+from streamspec.adapters.drafters.own_lora import inject_lora, lora_layers, lora_tensors
 
 LORA = "layer"  # the name of the LoRA inside the target
 
@@ -58,15 +58,10 @@ class SharedLayerModel(DraftLayerModel):
 
     def drafter_tensors(self) -> dict[str, Tensor]:
         """Returns every parameter outside the target and the LoRA's, by their names in an adapter."""
-        tensors = super().drafter_tensors()
-        for name, module in self._own_lora():
-            tensors |= {f"{name}.lora_{side}": getattr(module, f"lora_{side}")[LORA].weight for side in "AB"}
-        return tensors
+        return super().drafter_tensors() | lora_tensors(self._own_lora(), LORA)
 
     def _own_lora(self) -> Iterator[tuple[str, LoraLayer]]:
-        for name, module in self.decoder.layers[self.decoder.last_attention].named_modules():
-            if isinstance(module, LoraLayer):
-                yield f"layer.{name}", module
+        return lora_layers(self.decoder.layers[self.decoder.last_attention], "layer.")
 
     def described(self) -> dict[str, Any]:
         """Describes the layer for the section `streams` of an adapter's configuration."""
@@ -79,8 +74,4 @@ def add_lora(model: PreTrainedModel, rank: int) -> None:
     decoder = HFDecoder(model)
     last = f"{decoder.last_attention}."
     maps = [name for name in decoder.linear_names(decoder.last_attention) if name.startswith(last)]
-    lora = LoraConfig(r=rank, lora_alpha=rank, target_modules=maps)
-    inject_adapter_in_model(lora, decoder.layers, adapter_name=LORA)
-    for parameter in model.parameters():
-        if parameter.requires_grad:
-            parameter.data = parameter.data.float()
+    inject_lora(decoder, maps, rank, LORA)

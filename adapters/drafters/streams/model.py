@@ -26,7 +26,6 @@ from functools import partial
 from typing import Any, ClassVar, Self
 
 import torch
-from peft import LoraConfig, inject_adapter_in_model
 from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -49,10 +48,12 @@ from streamspec.adapters.drafters.drafting_model import (
 )
 from streamspec.adapters.drafters.least_squares import FIT_TOKENS, MASSIVE, pairs_ahead, ridge, share_left, unit_rms
 from streamspec.adapters.drafters.losses import drafting_losses, head_losses, vocabulary_index
+from streamspec.adapters.drafters.own_lora import inject_lora, lora_layers, lora_tensors
 from streamspec.adapters.drafters.streams.config import StreamConfig
 from streamspec.bundle.adapter_folder import rotation_angle, streams_of
 from streamspec.errors import ConfigError
 
+LORA = "streams"  # the name of the LoRA inside the target
 SCALE_ROWS = 16  # texts at which the scale is measured
 
 
@@ -108,13 +109,7 @@ class StreamingModel(DraftingModel):
     def prepare_target(cls, run: DrafterRun, model: PreTrainedModel) -> None:
         """Puts a LoRA that only stream rows use on the linear maps of the last Ns layers."""
         rank, decoder = run.options["stream_rank"], HFDecoder(model)
-        lora = LoraConfig(r=rank, lora_alpha=rank, target_modules=decoder.linear_names(len(decoder.layers) - run.ns))
-        inject_adapter_in_model(
-            lora, decoder.layers, adapter_name="streams"
-        )  # of a model PEFT would adapt experts, too
-        for parameter in model.parameters():
-            if parameter.requires_grad:
-                parameter.data = parameter.data.float()
+        inject_lora(decoder, decoder.linear_names(len(decoder.layers) - run.ns), rank, LORA)
 
     @classmethod
     def lowest_layer(cls, run: DrafterRun, decoder: HFDecoder) -> int:
@@ -234,21 +229,17 @@ class StreamingModel(DraftingModel):
             tensors["root_map"] = self.root_map
         if self.prune_down is not None and self.prune_up is not None:
             tensors |= {"prune_down": self.prune_down, "prune_up": self.prune_up}
-        for name, module in self._own_lora():
-            tensors |= {f"{name}.lora_{side}": getattr(module, f"lora_{side}")["streams"].weight for side in "AB"}
-        return tensors | super().drafter_tensors()
+        return tensors | lora_tensors(self._own_lora(), LORA) | super().drafter_tensors()
 
     def _own_lora(self) -> Iterator[tuple[str, LoraLayer]]:
         """The streams' own LoRA: `layers.I.MODULE`, layer."""
         for index in range(self.first, len(self.decoder.layers)) if self.frozen else ():
-            for name, module in self.decoder.layers[index].named_modules():
-                if isinstance(module, LoraLayer):
-                    yield f"layers.{index}.{name}", module
+            yield from lora_layers(self.decoder.layers[index], f"layers.{index}.")
 
     def described(self) -> dict[str, Any]:
         """Describes the streams for the section `streams` of an adapter's configuration."""
         shape = self.config
-        rank = next((module.r["streams"] for _, module in self._own_lora()), 0)
+        rank = next((module.r[LORA] for _, module in self._own_lora()), 0)
         return super().described() | {
             **{name: getattr(shape, name) for name in ("ns", "scale", "positions", "root_token")},
             "shares": True,

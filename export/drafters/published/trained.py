@@ -49,7 +49,11 @@ def config_of(section: AdapterSection) -> BlockHeadConfig:
 
 def shapes(section: AdapterSection) -> Shapes:
     """Shapes of the tensors that a configuration names. Raises AdapterError for one that cannot be."""
-    own = block_shapes(config_of(section), set())
+    return _own_shapes(config_of(section))
+
+
+def _own_shapes(config: BlockHeadConfig) -> Shapes:
+    own = block_shapes(config, set())
     return {name: shape for name, shape in own.items() if name not in (HEAD, "d2t")}  # the target's
 
 
@@ -67,5 +71,5 @@ def read(section: AdapterSection, tensors: dict[str, Array], shared: dict[str, A
         block=config,
         block_layers=config.layers,
         entries=config.taps,
-        tensors={name: tensors[name].astype(np.float32) for name in shapes(section)},
+        tensors={name: tensors[name].astype(np.float32) for name in _own_shapes(config)},
     )

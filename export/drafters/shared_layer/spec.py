@@ -11,9 +11,9 @@ import numpy as np
 
 from streamspec.export.drafters.adapter_section import AdapterSection, Shapes
 from streamspec.export.drafters.draft_layer.spec import DraftLayerSpec, check, shape_of, with_layer
+from streamspec.export.drafters.own_lora import lora_shapes, read_lora
 from streamspec.export.ops.builder import Array
 from streamspec.export.spec.decoder_spec import DecoderSpec
-from streamspec.export.spec.draft_spec import Lora
 from streamspec.export.spec.weight_source import MergedSource, Source
 
 LAYER = "layer."  # what the names of the LoRA's tensors begin with
@@ -32,32 +32,20 @@ def shapes(section: AdapterSection) -> Shapes:
     """Shapes of the tensors that a configuration names. Raises AdapterError for one that cannot be."""
     check(section)
     config, spec = section.config, section.spec
-    rank, hidden, last = section.whole("rank", 1, 4096, config.get("lora")), spec.hidden, spec.last_attention
-    section.positive("lora.alpha", config["lora"].get("alpha"))
+    hidden = spec.hidden
     found: Shapes = {"from_token": (hidden, hidden), "bias": (hidden,), "norm_out.weight": (hidden,)}
     found["from_entry"] = hidden, len(config["taps"]) * hidden
     if not SharedLayerSpec(gamma=section.gamma, **shape_of(section), tensors={}).one_map:
         found["from_state"] = hidden, hidden
     if "norm_out.bias" in (config.get("biases") or []):
         found["norm_out.bias"] = (hidden,)
-    for module in spec.modules(last, streams=True):
-        found[f"{LAYER}{module}.lora_A"] = rank, spec.at(last).in_width(module)
-        found[f"{LAYER}{module}.lora_B"] = spec.at(last).out_width(module), rank
-    return found
+    return found | lora_shapes(section, {LAYER: spec.last_attention})
 
 
 def read(section: AdapterSection, tensors: dict[str, Array], shared: dict[str, Any]) -> SharedLayerSpec:
     """Reads the layer from tensors that have the `shapes`."""
-    config, spec = section.config["lora"], section.spec
-    own = {name: tensors[name].astype(np.float32) for name in shapes(section)}
-    factor, last = np.float32(float(config["alpha"]) / config["rank"]), spec.last_attention
-    lora: Lora = {
-        (last, module): (
-            own.pop(f"{LAYER}{module}.lora_A"),
-            spec.in_graph(f"{module}.weight", own.pop(f"{LAYER}{module}.lora_B")) * factor,
-        )
-        for module in spec.modules(last, streams=True)
-    }
+    own = {name: tensors[name].astype(np.float32) for name in shapes(section) if not name.startswith(LAYER)}
+    lora = read_lora(section, tensors, {LAYER: section.spec.last_attention})
     return SharedLayerSpec(**shared, **shape_of(section), tensors=own, lora=lora)
 
 

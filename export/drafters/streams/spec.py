@@ -11,9 +11,10 @@ import numpy as np
 
 from streamspec.bundle.manifest import POSITIONS, DrafterInfo
 from streamspec.export.drafters.adapter_section import AdapterSection, Shapes
+from streamspec.export.drafters.own_lora import lora_shapes, read_lora
 from streamspec.export.ops.builder import Array
 from streamspec.export.spec.decoder_spec import DecoderSpec
-from streamspec.export.spec.draft_spec import DraftSpec, Lora, PruningSpec
+from streamspec.export.spec.draft_spec import DraftSpec, PruningSpec
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,23 +78,17 @@ def shapes(section: AdapterSection) -> Shapes:
         prune = section.whole("pruning", 1, 4096)
         many = (len(exits),) if (exits := exit_layers(section)) else ()
         shapes |= {"prune_down": (*many, prune, spec.hidden), "prune_up": (*many, spec.hidden, prune)}
-    if lora := config.get("lora"):
-        rank = section.whole("rank", 1, 4096, lora)
-        section.positive("lora.alpha", lora.get("alpha"))
-        for layer in range(spec.layers - ns, spec.layers):
-            for module in spec.modules(layer, streams=True):
-                shapes[f"layers.{layer}.{module}.lora_A"] = (rank, spec.at(layer).in_width(module))
-                shapes[f"layers.{layer}.{module}.lora_B"] = (spec.at(layer).out_width(module), rank)
+    if config.get("lora"):
+        shapes |= lora_shapes(section, lora_places(spec, ns))
     return shapes
 
 
 def read(section: AdapterSection, tensors: dict[str, Array], shared: dict[str, Any]) -> StreamSpec:
     """Reads the streams from tensors that have the `shapes`."""
-    config, lora = section.config, section.config.get("lora")
+    config = section.config
     exits = read_exits(section, tensors)
     moved = [tensors[name].astype(np.float32) for name in ("start_down", "start_up") if name in tensors]
     none = np.zeros((section.gamma, section.spec.hidden), np.float32)  # values tell streams apart
-    factor = np.float32(float(lora["alpha"]) / lora["rank"]) if lora else np.float32(0)
     return StreamSpec(
         **shared,
         ns=config["ns"],
@@ -104,24 +99,15 @@ def read(section: AdapterSection, tensors: dict[str, Array], shared: dict[str, A
         value_rotation=bool(config.get("value_rotation")),
         shares=tensors["shares"].astype(np.float32) if "shares" in tensors else None,
         root_map=tensors["root_map"].astype(np.float32) if "root_map" in tensors else None,
-        lora=_read_lora(tensors, section.spec, config["ns"], factor) if lora else {},
+        lora=read_lora(section, tensors, lora_places(section.spec, config["ns"])) if config.get("lora") else {},
         pruning=exits[-1] if exits else None,
         exits=exits,
     )
 
 
-def _read_lora(tensors: dict[str, Array], spec: DecoderSpec, ns: int, factor: np.float32) -> Lora:
-    out = {}
-    for layer in range(spec.layers - ns, spec.layers):
-        for module in spec.modules(layer, streams=True):
-            a, b = (tensors.get(f"layers.{layer}.{module}.lora_{side}") for side in "AB")
-            if a is not None and b is not None:
-                order = spec.row_order(module)
-                out[layer, module] = (
-                    a.astype(np.float32),
-                    (b if order is None else b[order]).astype(np.float32) * factor,
-                )
-    return out
+def lora_places(spec: DecoderSpec, ns: int) -> dict[str, int]:
+    """The layers that the LoRA is in, by what the names of its tensors there begin with."""
+    return {f"layers.{layer}.": layer for layer in range(spec.layers - ns, spec.layers)}
 
 
 def exit_layers(section: AdapterSection) -> list[int]:
