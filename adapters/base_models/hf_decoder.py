@@ -22,7 +22,7 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicCache
 
 from streamspec.adapters.base_models.config_fields import layer_rotates, layer_window, read_field
-from streamspec.adapters.base_models.token_mixers.recurrent_state import RULES
+from streamspec.adapters.base_models.token_mixers.recurrent_state import recurrent_state, watched_states
 from streamspec.adapters.base_models.token_mixers.short_conv import short_conv, watched_inputs
 from streamspec.model_families import Family, factor, family_of
 from streamspec.model_families.family import STATE_LAYER, MapMultipliers
@@ -241,7 +241,7 @@ class HFDecoder:
         if family.conv_beside:
             updates.append(self.attend(layer.get_submodule(family.attention), index, normed, mask, positions, cache))
         if (conv := getattr(layer, str(family.conv), None)) is not None:
-            mixing = partial(RULES[family.recurrent.kind], family=family) if family.recurrent else short_conv
+            mixing = partial(recurrent_state, family=family) if family.recurrent else short_conv
             number = index + len(self.layers) * len(updates)  # in the cache, where attention has its own
             mixed = mixing(conv, hidden=normed, mask=mask, cache=cache, index=number)
             updates.append(mixed * self.map_factor(family.conv_out[0])[1])
@@ -287,26 +287,41 @@ class HFDecoder:
             )
         return arguments
 
+    def cache_numbers(self, first: int) -> list[int]:
+        """By which numbers the layers from `first` on use a cache: those of the layers, and after all of these those of
+        convolutions beside attention; none of layers that are halves, which no drafter runs through."""
+        layers, beside = range(first, len(self.layers)), self.family.conv_beside
+        numbers = [*layers, *((len(self.layers) + layer for layer in layers) if beside else ())]
+        return [] if self.family.halved else numbers
+
+    def cache_place(self, number: int) -> int:
+        """The number under which a cache keeps what is used by this one."""
+        return self.kv_sources[number] if number < len(self.layers) else number
+
     @contextmanager
     def keys_values(self, first: int, cache: DynamicCache) -> Iterator[tuple[list[Tensor], list[Tensor]]]:
-        """Lists that the block's end fills with K and V [B, Hkv, T, D] that the layers from `first` on attend to, out
-        of the `cache` of a pass within it; of convolutions with the inputs [B, 1, T, H] and nothing; of layers with a
-        recurrent state, which no drafter reads, nothing at all.
+        """Lists that the block's end fills, by `cache_numbers`, with K and V [B, Hkv, T, D] that the layers from
+        `first` on attend to, out of the `cache` of a pass within it; of convolutions with the inputs [B, 1, T, ..],
+        where a state follows with decays and steps, and nothing.
         """
-        keys, values = list[Tensor](), list[Tensor]()
-        if self.family.remembers(self.model.config):
-            yield keys, values
-            return
+        keys, values, numbers = list[Tensor](), list[Tensor](), self.cache_numbers(first)
+        watch: Any = partial(watched_states, family=self.family) if self.family.recurrent else watched_inputs
         with ExitStack() as stack:
-            inputs = [
-                None if (conv := self.conv(index)) is None else stack.enter_context(watched_inputs(conv))
-                for index in range(first, len(self.layers))
-            ]
+            watched = dict[int, list[tuple[Tensor, Tensor]]]()
+            for number in numbers:
+                layer = number % len(self.layers)
+                attends = number == layer and self.family.conv_beside
+                if not attends and (conv := self.conv(layer)) is not None:
+                    watched[number] = stack.enter_context(watch(conv))
             yield keys, values
-        for conv_inputs, source in zip(inputs, self.kv_sources[first:], strict=True):
-            layer = cache.layers[source]
-            keys.append(layer.keys if conv_inputs is None else conv_inputs[0][:, None])
-            values.append(layer.values if conv_inputs is None else conv_inputs[0][:, None, :, :0])
+        for number in numbers:
+            if number in watched:
+                key, value = watched[number][0]
+            else:
+                layer = cache.layers[self.cache_place(number)]
+                key, value = layer.keys, layer.values
+            keys.append(key)
+            values.append(value)
 
     @contextmanager
     def watched(self, index: int) -> Iterator[list[Tensor]]:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from streamspec.adapters.base_models.token_mixers.recurrent_state import Paths
 
 
 class DrafterCache:
@@ -26,19 +29,21 @@ class AppendCache(DrafterCache):
         self,
         keys: list[Tensor],
         values: list[Tensor],
-        first: int,
+        numbers: Sequence[int],
         shared: dict[str, tuple[Tensor, Tensor]],
+        paths: Paths | None = None,
         angles: Tensor | None = None,
     ) -> None:
-        """`shared`: by kind of layer, what layers attend to that have no K/V of their own; `angles` [gamma]: by which
-        the values of each stream are turned."""
+        """`numbers`: whose keys and values these are; `shared`: by kind of layer, what layers attend to that have no
+        K/V of their own; `paths`: the stream rows, as a recurrent state reads them; `angles` [gamma]: by which the
+        values of each stream are turned."""
         super().__init__()
-        self.angles = angles
-        self.keys, self.values, self.first, self.shared = keys, values, first, shared
+        self.angles, self.paths = angles, paths
+        self.keys, self.values, self.numbers, self.shared = keys, values, list(numbers), shared
 
     def update(self, key: Tensor, value: Tensor, layer: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
         """Returns the main rows' K/V of `layer` followed by those of the stream rows; keeps neither."""
-        i = layer - self.first
+        i = self.numbers.index(layer)
         return torch.cat([self.keys[i], key], dim=2), torch.cat([self.values[i], self._turned(value)], dim=2)
 
     def _turned(self, value: Tensor) -> Tensor:

@@ -86,7 +86,8 @@ class HiddenStateCache:
         """
         self.drafter, self.folder = drafter, folder
         self.inputs = [INPUT.format(n) if n < len(drafter.decoder.layers) else FINAL for n in drafter.tapped]
-        self.heads = [(KEYS.format(n), VALUES.format(n)) for n in drafter.decoder.kv_sources[drafter.first :]]
+        places = map(drafter.decoder.cache_place, drafter.decoder.cache_numbers(drafter.first))
+        self.heads = [(KEYS.format(n), VALUES.format(n)) for n in places]
         self.parts = dict[str, KeptPart]()
         for place, states in self._computed(torch.zeros(1, dtype=torch.long)).items():
             width = 1 + math.prod(states.shape[1:])

@@ -65,7 +65,7 @@ class Accepted:
     root: str = ""  # int64 [1]: the token after the node
     final: str = ""  # [1, H]: the node's finished state, as the head sees it
     rings: Mapping[int, Ring] = field(default_factory=dict)  # by window, of layers that keep no more
-    before: RowsBefore | None = None  # where there are convolutions
+    before: Callable[[], RowsBefore] | None = None  # where there are convolutions
     inputs_of: Callable[[tuple[str, ...]], Read] | None = None
     below: Accepted | None = None  # these values for all rows before pruning, to attend to layers below the exit
     node_in_logit_rows: str = ""
@@ -95,8 +95,13 @@ class Accepted:
 
     def last_inputs(self, g: Scope, present: tuple[str, ...], count: int) -> str:
         """Inputs [1, count, H] of a convolution: of the node and the rows before it, oldest first."""
-        assert self.before is not None and self.inputs_of is not None
-        return self.inputs_of(present)(g, self.before.of(g, self.node, count))
+        assert self.inputs_of is not None
+        return self.inputs_of(present)(g, self.last_numbers(g, count))
+
+    def last_numbers(self, g: Scope, count: int) -> str:
+        """int64 [count]: along the sequence, of the node and the rows before it, oldest first."""
+        assert self.before is not None
+        return self.before().of(g, self.node, count)
 
 
 @dataclass(frozen=True)

@@ -196,7 +196,7 @@ class _StaticLayers(UnbranchedStack, ConvolvingStack):
             visible=self.g.ints(self.slots + self.count),
             past_bias=self.past_bias,
             rings=self.rings,
-            before=self.before,
+            before=self.rows_before,
             inputs_of=self.inputs_of,
         )
 

@@ -21,7 +21,6 @@ test_recurrent_state.py covers it.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from math import inf
 
 import numpy as np
@@ -30,30 +29,26 @@ from onnx import TensorProto
 from streamspec.export.layers.attention import ONES_WIDTH, RowExactAttention
 from streamspec.export.layers.decoder import Decoder
 from streamspec.export.layers.short_conv import RowsBefore, from_cache, mixed_rows, tap_weights
+from streamspec.export.layers.state_rules import decay_weights, part_name, rule_of, skip_weight, taps_bias
 from streamspec.export.native.operators import NativeOps
 from streamspec.export.ops.builder import Scope
 from streamspec.export.quantization.precisions import Rows
-from streamspec.export.spec.decoder_spec import StateSizes
 from streamspec.layer_cache import (
     DECAY,
     INPUT,
     KEY,
     LAYER_KINDS,
     MARK,
-    RECURRENT,
     STATE,
     STATE_BLOCK,
-    STATE_SPACE,
     SUM_BLOCK,
     UPDATE,
     VALUE,
 )
 from streamspec.step_graph import PAST_LENGTH, past, present
 
-L2_EPS = 1e-6  # below the root of a sum of squares, as transformers has it
 RUN = 8  # tokens whose d are solved together; with more of them powers of A would cancel
 MOST_RUNS = STATE_BLOCK // RUN + 1  # that a call touches
-SERIES = 8  # terms of a logarithm: float32 takes no more
 
 
 class StateRows:
@@ -73,12 +68,7 @@ class StateRows:
         [n]; `tree_mask` [n, n]; `solved`: whether d are."""
         zero, one, block = g.integer(0), g.ints(1), g.ints(STATE_BLOCK)
         self.rows = before
-        each = g.arange(slots)
-        rounds = g.op("Div", g.op("Sub", g.op("Sub", visible, one), each), slots)
-        number = g.op("Add", each, g.op("Mul", rounds, slots))  # the newest row of each slot
-        row = g.op("Sub", number, PAST_LENGTH)
-        last = g.op("Sub", g.op("Shape", positions), one)
-        new, row = g.op("GreaterOrEqual", row, zero), g.op("Min", g.op("Max", row, zero), last)
+        number, new, row = newest_rows(g, slots, visible, g.op("Shape", positions))
         position = g.op("Where", new, g.op("Gather", positions, row, axis=0), number)
         columns = g.op("Unsqueeze", position, one)
 
@@ -144,39 +134,42 @@ class StateRows:
         return g.op("Cast", g.op("Greater", self.newest, g.ints(back)), to=TensorProto.FLOAT)
 
 
-class RecurrentLayer(ABC):
-    """Nodes of one such layer in place of attention."""
+def newest_rows(g: Scope, slots: str, visible: str, count: str) -> tuple[str, str, str]:
+    """Of each of a ring's slots, int64 [S]: the number of its newest row, whether that is one of the `count` rows of
+    the call, and which; of others the first or last of these. `visible` int64 [1]: rows of the sequence with those."""
+    each, zero, one = g.arange(slots), g.integer(0), g.ints(1)
+    rounds = g.op("Div", g.op("Sub", g.op("Sub", visible, one), each), slots)
+    number = g.op("Add", each, g.op("Mul", rounds, slots))
+    row = g.op("Sub", number, PAST_LENGTH)
+    return number, g.op("GreaterOrEqual", row, zero), g.op("Min", g.op("Max", row, zero), g.op("Sub", count, one))
+
+
+class RecurrentLayer:
+    """Nodes of one such layer in place of attention, of the rows of a call."""
 
     def __init__(self, g: Scope, decoder: Decoder, attention: RowExactAttention, rows: StateRows, layer: int) -> None:
-        assert decoder.spec.state is not None and decoder.spec.family.recurrent is not None
         self.g, self.decoder, self.cache, self.rows, self.layer = g, decoder, attention, rows, layer
-        self.sizes: StateSizes = decoder.spec.state
-        self.names = decoder.spec.family.recurrent
+        self.rule = rule_of(decoder, layer)
+        self.sizes = self.rule.sizes
         self.group = self.sizes.heads // self.sizes.key_heads
 
     def part(self, kind: str) -> str:
         """The name of a part of its cache in the graph."""
         return self.decoder.spec.state_part(self.layer, kind)
 
-    @abstractmethod
     def mix(self, normed: str, rows: Rows) -> str:
         """[1, n, values] of normed rows [1, n, H]: what the output map reads."""
-
-    @abstractmethod
-    def _added(self, v: str, steps: str, weights: tuple[str, str], before: str, kept: tuple[str, str]) -> str:
-        """d [1, heads, n, width] of a call's rows with v and `steps` [1, heads, n, 1]. `weights`: of all slots for
-        their keys, how they fade and products; `before`: S^T k [1, heads, n, width]; `kept`: the cache of keys, and of
-        decays with steps."""
+        g, rule = self.g, self.rule
+        mapped = self.decoder.linear(g, normed, rows, self.layer, self.decoder.spec.family.conv_in)
+        own, gate, decays, steps = rule.parts(g, mapped)
+        q, k, v = rule.heads(g, self._convolved(own))
+        return rule.out(g, self._returned(q, k, v, decays, steps), v, gate)
 
     def _convolved(self, own: str) -> str:
         """The convolution of a call's rows [1, n, inputs] under its activation; writes the cache."""
         g = self.g
         kept = self.cache.keep(g.op("Unsqueeze", own, g.ints(1)), self.layer, self.part(INPUT))
-        read = from_cache(kept)
-        mixed = mixed_rows(self.decoder, g, own, self.rows.rows, read, self.layer)
-        bias = taps_bias(self.decoder, g, self.layer)
-        mixed = g.op("Add", mixed, bias) if bias else mixed
-        return g.contrib("QuickGelu", mixed, alpha=1.0)
+        return self.rule.activated(g, mixed_rows(self.decoder, g, own, self.rows.rows, from_cache(kept), self.layer))
 
     def _returned(self, q: str, k: str, v: str, decays: str, steps: str) -> str:
         """o [1, heads, n, width] of q and k [1, key heads, n, key width], v [1, heads, n, width], decays [1, n, heads]
@@ -195,7 +188,11 @@ class RecurrentLayer(ABC):
         of_keys, of_queries = g.ops("Split", products, out=(None, None), axis=-1, num_outputs=2)
         weights = self._weights(fading, of_queries, self.rows.seen)
         before_keys, before_queries = self._from_state(both, since)
-        added = self._added(v, steps, (fading, of_keys), before_keys, (keys, logs))
+        if self.rule.solved:
+            of_keys = self._weights(fading, of_keys, self.rows.before)
+            added = self._deltas(of_keys, g.op("Sub", v, before_keys), steps, self._solved(keys, logs))
+        else:
+            added = g.op("Mul", v, steps)
         added = self.cache.keep(added, self.layer, self.part(VALUE))
         return g.op("Add", before_queries, g.contrib("FusedMatMul", weights, added, transA=1))
 
@@ -313,58 +310,6 @@ class RecurrentLayer(ABC):
         at = self.rows.block(g, 0)
         return g.op("Slice", past(self.layer, self.part(kind)), at, g.op("Add", at, g.ints(STATE_BLOCK)), g.ints(2))
 
-    def _by_head(self, x: str, heads: int, width: int) -> str:
-        """x [1, n, heads * width] as [1, heads, n, width]."""
-        g = self.g
-        return g.op("Transpose", g.op("Reshape", x, g.ints(0, 0, heads, width)), perm=[0, 2, 1, 3])
-
-    def _softplus(self, x: str) -> str:
-        """log(1 + e^(x + bias)) [1, n, heads]. ONNX Runtime computes some functions otherwise in a vector's last lanes;
-        products, sums and its exponential are the same everywhere."""
-        g, (bias, _) = self.g, decay_weights(self.decoder, self.g, self.layer)
-        x = g.op("Add", x, bias)
-        above = g.op("Relu", x)
-        small = g.op("Exp", g.op("Sub", g.op("Sub", x, above), above))  # e^-|x|
-        # log(1 + y) = 2 (z + z^3 / 3 + z^5 / 5 + ..) with z = y / (2 + y), at most 1 / 3
-        z = g.op("Div", small, g.op("Add", small, g.number(2.0)))
-        square = g.op("Mul", z, z)
-        total = g.number(2.0 / (2 * SERIES - 1))
-        for odd in range(2 * SERIES - 3, 0, -2):
-            total = g.op("Add", g.op("Mul", total, square), g.number(2.0 / odd))
-        return g.op("Add", above, g.op("Mul", z, total))
-
-    def _decays(self, softplus: str) -> str:
-        """-e^A times `softplus` [1, n, heads]: logarithms of decays."""
-        return self.g.op("Mul", softplus, decay_weights(self.decoder, self.g, self.layer)[1])
-
-
-class DeltaRuleLayer(RecurrentLayer):
-    """A layer of the gated delta rule."""
-
-    def mix(self, normed: str, rows: Rows) -> str:
-        """[1, n, values] of normed rows [1, n, H]: what the output map reads."""
-        g, sizes, spec = self.g, self.sizes, self.decoder.spec
-        mapped = self.decoder.linear(g, normed, rows, self.layer, spec.family.conv_in)
-        widths = g.ints(sizes.inputs, sizes.values, sizes.heads, sizes.heads)
-        own, gate, step, decay = g.ops("Split", mapped, widths, out=(None,) * 4, axis=-1)
-        widths = g.ints(sizes.keys, sizes.keys, sizes.values)
-        q, k, v = g.ops("Split", self._convolved(own), widths, out=(None,) * 3, axis=-1)
-        q, k = self._unit(q, -1.0), self._unit(k, -0.5)
-        steps = self._by_head(g.op("Sigmoid", step), sizes.heads, 1)
-        steps = steps if spec.largest_step == 1.0 else g.op("Mul", steps, g.number(spec.largest_step))
-        decays = self._decays(self._softplus(decay))
-        out = self._returned(q, k, self._by_head(v, sizes.heads, sizes.width), decays, steps)
-        heads = g.op("Transpose", out, perm=[0, 2, 1, 3])
-        weights = self.decoder.norm_weights(g, part_name(self.decoder, self.layer, self.names.norm))
-        eps = self.names.eps or spec.eps
-        scaled = g.norm(heads, *weights, eps=eps)
-        flat = g.op("Reshape", scaled, g.ints(0, 0, sizes.values))
-        return g.op("Mul", flat, g.contrib("QuickGelu", gate, alpha=1.0))
-
-    def _added(self, v: str, steps: str, weights: tuple[str, str], before: str, kept: tuple[str, str]) -> str:
-        of_keys = self._weights(*weights, self.rows.before)
-        return self._deltas(of_keys, self.g.op("Sub", v, before), steps, self._solved(*kept))
-
     def _solved(self, keys: str, logs: str) -> str:
         """(1 + A)^-1 - 1 of a call's rows, transposed: [1, heads, c, n]."""
         g, sizes, rows = self.g, self.sizes, self.rows
@@ -429,57 +374,6 @@ class DeltaRuleLayer(RecurrentLayer):
         self.cache.keep(updates, self.layer, self.part(UPDATE))
         return found
 
-    def _unit(self, x: str, power: float) -> str:
-        """x [1, n, keys] as heads [1, key heads, n, key width] of length 1, times the key width to `power` + 1/2."""
-        g, width = self.g, self.sizes.key_width
-        weight = g.store.once(f"recurrent.unit.{power}", lambda: np.full(width, width**power, np.float32))
-        heads = g.op("Reshape", x, g.ints(0, 0, self.sizes.key_heads, width))
-        eps = L2_EPS / width
-        normed = g.norm(heads, weight, eps=eps)
-        return g.op("Transpose", normed, perm=[0, 2, 1, 3])
-
-
-class StateSpaceLayer(RecurrentLayer):
-    """A layer of Mamba-2: k, q and v are its B, C and x, the steps are the softplus of dt."""
-
-    def mix(self, normed: str, rows: Rows) -> str:
-        """[1, n, values] of normed rows [1, n, H]: what the output map reads."""
-        g, sizes, spec = self.g, self.sizes, self.decoder.spec
-        mapped = self.decoder.linear(g, normed, rows, self.layer, spec.family.conv_in)
-        widths = g.ints(sizes.values, sizes.inputs, sizes.heads)
-        gate, own, step = g.ops("Split", mapped, widths, out=(None,) * 3, axis=-1)
-        widths = g.ints(sizes.values, sizes.keys, sizes.keys)
-        v, k, q = g.ops("Split", self._convolved(own), widths, out=(None,) * 3, axis=-1)
-        v = self._by_head(v, sizes.heads, sizes.width)
-        k, q = (self._by_head(side, sizes.key_heads, sizes.key_width) for side in (k, q))
-        steps, (least, most) = self._softplus(step), spec.step_limits
-        steps = g.op("Max", steps, g.number(least)) if least > 0 else steps
-        steps = g.op("Min", steps, g.number(most)) if most < inf else steps
-        out = self._returned(q, k, v, self._decays(steps), self._by_head(steps, sizes.heads, 1))
-        skipped = g.op("Mul", v, skip_weight(self.decoder, g, self.layer))
-        out = g.op("Transpose", g.op("Add", out, skipped), perm=[0, 2, 1, 3])
-        flat, gate = g.op("Reshape", out, g.ints(0, 0, sizes.values)), g.contrib("QuickGelu", gate, alpha=1.0)
-        if spec.norm_first:
-            return g.op("Mul", self._normed(flat), gate)
-        gated = g.op("Mul", flat, gate)
-        return self._normed(gated) if spec.state_norm else gated
-
-    def _added(self, v: str, steps: str, weights: tuple[str, str], before: str, kept: tuple[str, str]) -> str:
-        return self.g.op("Mul", v, steps)
-
-    def _normed(self, x: str) -> str:
-        """x [1, n, values] over the root mean square of its part of each key head, times the norm's weight."""
-        g, sizes = self.g, self.sizes
-        weights = self.decoder.norm_weights(g, part_name(self.decoder, self.layer, self.names.norm))
-        width = sizes.values // sizes.key_heads
-        ones = g.store.once("state_space.ones", lambda: np.ones(width, np.float32))
-        parts = g.op("Reshape", x, g.ints(0, 0, sizes.key_heads, width))
-        scaled = g.norm(parts, ones, eps=self.decoder.spec.eps)
-        return g.op("Mul", g.op("Reshape", scaled, g.ints(0, 0, sizes.values)), *weights)
-
-
-LAYERS: dict[str, type[RecurrentLayer]] = {RECURRENT: DeltaRuleLayer, STATE_SPACE: StateSpaceLayer}
-
 
 def native_mix(native: NativeOps, decoder: Decoder, g: Scope, normed: str, rows: Rows, layer: int) -> str:
     """As `RecurrentLayer.mix`, by a native operator, of the rows of a call under its tree mask."""
@@ -496,36 +390,6 @@ def native_mix(native: NativeOps, decoder: Decoder, g: Scope, normed: str, rows:
     caches = [[name(layer, part) for part in parts] for name in (past, present)]
     eps = recurrent.eps or spec.eps
     return native.recurrent(g, recurrent.kind, mapped, (caches[0], caches[1]), spec.state, eps, weights, **limits)
-
-
-def skip_weight(decoder: Decoder, g: Scope, layer: int) -> str:
-    """[heads, 1, 1]: how much of its values a row of a state space returns as they are."""
-    assert decoder.spec.family.recurrent is not None
-    name = part_name(decoder, layer, decoder.spec.family.recurrent.skip)
-    return g.store.once(name, lambda: decoder.source.weight(name)[:, None, None])
-
-
-def taps_bias(decoder: Decoder, g: Scope, layer: int) -> str:
-    """The bias [inputs] of the convolution; '' where it has none."""
-    assert decoder.spec.family.recurrent is not None
-    name = f"{part_name(decoder, layer, decoder.spec.family.recurrent.taps)}.bias"
-    bias = decoder.source.bias(name)
-    return "" if bias is None else g.store.once(name, lambda: bias)
-
-
-def decay_weights(decoder: Decoder, g: Scope, layer: int) -> tuple[str, str]:
-    """Of the logarithms of decays, -e^A softplus(x + bias): the bias, and -e^A, [heads] each."""
-    recurrent, source = decoder.spec.family.recurrent, decoder.source
-    assert recurrent is not None
-    bias, rate = (part_name(decoder, layer, part) for part in (recurrent.decay_bias, recurrent.decay))
-    g.store.once(bias, lambda: source.weight(bias))
-    g.store.once(rate, lambda: -np.exp(source.weight(rate)))
-    return bias, rate
-
-
-def part_name(decoder: Decoder, layer: int, part: str) -> str:
-    """The weight `part` of a layer with a state."""
-    return decoder.spec.weight_name(layer, f"{decoder.spec.family.conv}.{part}")
 
 
 def _after_in_block() -> np.ndarray:

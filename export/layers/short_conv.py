@@ -111,9 +111,9 @@ def mixed_rows(decoder: Decoder, g: Scope, own: str, before: RowsBefore, read: R
 
 def mixed_streams(decoder: Decoder, g: Scope, own: str, rows: Rows, main: str, layer: int) -> str:
     """sum_k w_k u_k of streams, one after another, after the main rows' inputs `main` [1, width - 1, H], oldest
-    first."""
+    first; '' for none."""
     weights = tap_weights(decoder, g, layer)
-    every = g.op("Concat", main, own, axis=1)
+    every = g.op("Concat", main, own, axis=1) if main else own
     starts = range(len(weights) - 1, -1, -1)
     return _weighted(
         g, [g.op("Slice", every, g.ints(at), g.op("Add", rows.count, g.ints(at)), g.ints(1)) for at in starts], weights

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from torch import Tensor
+from transformers.pytorch_utils import Conv1D
 
 from streamspec.draft_tree import MASKED
 from streamspec.export.ops.builder import Array
@@ -122,8 +123,9 @@ class ReferenceModel:
         return self.decoder.finish(hidden), entry
 
     def _kept(self, side: dict[int, Tensor]) -> list[tuple[int, int]]:
-        """The layers that attend to one of `side`, and which that is."""
-        return [(layer, source) for layer, source in enumerate(self.decoder.kv_sources) if source in side]
+        """The numbers by which layers use one of `side`, and which that is."""
+        places = [(number, self.decoder.cache_place(number)) for number in self.decoder.cache_numbers(0)]
+        return [(number, place) for number, place in places if place in side]
 
     def finished(self, output: ReferenceOutput) -> Array:
         """The input of the head, float32 [T, H], of all rows of `states`."""
@@ -159,6 +161,12 @@ class ReferenceModel:
         if window is not None:
             sees = sees & (rows[:, None] - columns[None, :] < window)
         return torch.where(sees, 0.0, MASKED)[None, None]
+
+
+def add_update(linear: Any, update: Array) -> None:
+    """Puts the weight plus an `update` [out, in] in place of a linear map's weight."""
+    added = torch.as_tensor(update)
+    linear.weight.data = linear.weight.data + (added.T if isinstance(linear, Conv1D) else added)
 
 
 @dataclass

@@ -376,6 +376,12 @@ class DecoderSpec:
         order = self.row_order(module) if module in self.widths else None
         return array if order is None else array[order]
 
+    def from_graph(self, module: str, array: NDArray[Any]) -> NDArray[Any]:
+        """The map B [out, r] of a LoRA over a layer's `module` of which `in_graph` made this one."""
+        order = self.row_order(module)
+        array = array if order is None else array[np.argsort(order)]
+        return array / self.map_scales[module][0][:, None] if module in self.map_scales else array
+
 
 def layer_caches(
     windows: Sequence[int | None],

@@ -10,9 +10,10 @@ import pytest
 
 from streamspec.adapters.base_models.resolve import resolve_base
 from streamspec.adapters.drafters.registry import chosen_method
+from streamspec.adapters.drafters.streams.model import StreamConfig, StreamingModel
 from streamspec.adapters.train import train
 from streamspec.adapters.training.config import TrainConfig
-from streamspec.errors import ConfigError
+from streamspec.errors import AdapterError, ConfigError
 from streamspec.export import Target, export_bundle, export_swappable
 from tests.support.tiny_drafters import fresh_drafter, save_random
 from tests.support.tiny_exports import save_base, tiny_model
@@ -60,7 +61,6 @@ def test_no_swappable_bundle_is_made(family: str, bases: dict[str, Path], tmp_pa
 @pytest.mark.parametrize(
     ("family", "method", "why"),
     [
-        *((family, "streaming", STATE) for family in ("qwen3_5_text", HYBRID, BOTH)),
         *((family, "dflash", "have mixtures") for family in ("gpt_oss", EXPERTS)),
         *((HALVED, method, HALF) for method in ("streaming", "eagle", "dflash")),
     ],
@@ -68,7 +68,7 @@ def test_no_swappable_bundle_is_made(family: str, bases: dict[str, Path], tmp_pa
 def test_drafters_that_are_not_made_over_such_layers_are_refused(
     family: str, method: str, why: str, bases: dict[str, Path], tmp_path: Path
 ) -> None:
-    simple = {HALVED: "medusa", "gpt_oss": "streaming"}.get(family, "eagle")
+    simple = "medusa" if family == HALVED else "streaming"
     data, told = tmp_path / "data.jsonl", f"--method {method} for {name(family)}, whose layers {why}.*--method {simple}"
     data.write_text('{"prompt": "a", "completion": "b"}\n' * 8)
     with pytest.raises(ConfigError, match=told):
@@ -80,9 +80,20 @@ def test_drafters_that_are_not_made_over_such_layers_are_refused(
         export_bundle(bases[family], adapter, tmp_path / "bundle", "fp32", progress=lambda line: None)
 
 
+def test_streams_over_recurrent_states_have_no_early_exit(bases: dict[str, Path], tmp_path: Path) -> None:
+    base, data = bases["qwen3_5_text"], tmp_path / "data.jsonl"
+    data.write_text('{"prompt": "a", "completion": "b"}\n' * 8)
+    with pytest.raises(ConfigError, match="--exit-layer 1 over qwen3_5_text, whose states take up all rows of a draft"):
+        train(TrainConfig(base=str(base), data=data, out=tmp_path / "adapter", method="streaming", exit_layer="1"))
+    drafter = StreamingModel(tiny_model("qwen3_5_text"), StreamConfig(3, 2), frozen=True, prune_rank=4)
+    adapter = save_random(tmp_path / "adapter", resolve_base(base), drafter, "streaming")
+    with pytest.raises(AdapterError, match="streams.pruning, over recurrent states, .*; expected none"):
+        export_bundle(base, adapter, tmp_path / "bundle", "fp32", progress=lambda line: None)
+
+
 @pytest.mark.parametrize(
     ("family", "chosen"),
-    [("llama", "streaming"), ("qwen3_5_text", "eagle"), (HALVED, "medusa"), ("gpt_oss", "streaming")],
+    [("llama", "streaming"), ("qwen3_5_text", "streaming"), (HALVED, "medusa"), ("gpt_oss", "streaming")],
 )
 def test_auto_is_the_first_method_that_drafts_for_the_layers(family: str, chosen: str) -> None:
     assert chosen_method("auto", tiny_model(family, **OWN.get(family, {})).config) == chosen

@@ -1,89 +1,187 @@
 """The gated delta rule (arXiv 2412.06464) and state spaces (Mamba-2, arXiv 2405.21060) over rows in any order, such as
-those of a draft tree.
+those of a draft tree, and along paths beside a text, such as streams.
 
 Hugging Face's modules take the rows to be one text after another. Here a row starts from the state after the last row
 that its attention mask lets it see, and its convolution mixes the last ones that it sees.
-tests/export/graphs/test_dynamic_step_graph.py covers it.
+tests/export/graphs/test_dynamic_step_graph.py and tests/adapters/drafters/test_streams.py cover it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from streamspec.adapters.base_models.token_mixers.short_conv import last_seen
+from streamspec.adapters.base_models.token_mixers.short_conv import kept_inputs, last_seen
 from streamspec.layer_cache import RECURRENT, STATE_SPACE
 from streamspec.model_families import Family
 
 L2_EPS = 1e-6
+CHUNK = 64  # rows whose updates are solved together
 
 
-def delta_rule(module: Any, family: Family, hidden: Tensor, mask: Tensor, cache: Any, index: int) -> Tensor:
+@dataclass(frozen=True)
+class Paths:
+    """Rows [B, P * length] that are paths of `length` rows, each after one of the `rows` int64 [B, P] of a text."""
+
+    rows: Tensor
+    length: int
+
+
+class StateRule(ABC):
+    """What is done around the states of one of Hugging Face's modules. Steps and logarithms of decays are [B, R,
+    heads]; keys, queries [B, R, heads, key width] and values [B, R, heads, width] are those of each head of states."""
+
+    solved: bool  # whether a row adds its value's difference from what the state says of its key
+    scale = 1.0  # of queries
+
+    def __init__(self, module: Any, family: Family) -> None:
+        assert family.recurrent is not None
+        self.module, self.family, self.names = module, family, family.recurrent
+
+    @property
+    def maps(self) -> list[Any]:
+        """The linear maps of a layer's rows."""
+        return [self.module.get_submodule(name.partition(".")[2]) for name in self.family.conv_in]
+
+    def mapped(self, hidden: Tensor) -> list[Tensor]:
+        """What the `maps` give."""
+        return [part(hidden) for part in self.maps]
+
+    @abstractmethod
+    def parts(self, mapped: list[Tensor]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Inputs of the convolution, gates, decays and steps."""
+
+    @abstractmethod
+    def heads(self, mixed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values of what the convolution gives [B, R, inputs]."""
+
+    @abstractmethod
+    def out(self, returned: Tensor, values: Tensor, gate: Tensor) -> Tensor:
+        """The layer's output [B, R, H] of what the states return [B, R, heads, width]."""
+
+    def kept(self, mapped: list[Tensor]) -> tuple[Tensor, Tensor]:
+        """What a cache keeps of each row, as a key [B, 1, R, ..] and as a value of no width."""
+        inputs, _, decay, step = self.parts(mapped)
+        return kept_inputs(torch.cat([inputs, decay, step], -1))
+
+    def convolved(self, windows: Tensor) -> Tensor:
+        """[B, R, inputs] of the last inputs that each row mixes [B, R, taps, inputs]."""
+        conv = self.module.conv1d
+        mixed = (windows * conv.weight[:, 0].T).sum(dim=-2)
+        return nn.functional.silu(mixed if conv.bias is None else mixed + conv.bias)
+
+    @property
+    def taps(self) -> int:
+        return int(self.module.conv1d.weight.shape[-1])
+
+
+class DeltaRule(StateRule):
+    """The gated delta rule."""
+
+    solved = True
+
+    def __init__(self, module: Any, family: Family) -> None:
+        super().__init__(module, family)
+        self.scale = float(module.key_dim // module.num_k_heads) ** -0.5
+
+    def parts(self, mapped: list[Tensor]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        module = self.module
+        if self.names.by_key_head:
+            mapped = [part.flatten(2) for part in module.fix_query_key_value_ordering(*mapped)]
+        sizes = module.conv_dim, module.value_dim, module.num_v_heads, module.num_v_heads
+        inputs, gate, step, decay = torch.cat(mapped, -1).split(sizes, -1)
+        step = step.sigmoid() * (2.0 if getattr(module, "allow_neg_eigval", False) else 1.0)
+        return inputs, gate, -module.A_log.exp() * nn.functional.softplus(decay + module.dt_bias), step
+
+    def heads(self, mixed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        module = self.module
+        q, k, v = mixed.split([module.key_dim, module.key_dim, module.value_dim], -1)
+        keys, heads = module.num_k_heads, module.num_v_heads
+        q, k = (_unit(side.unflatten(-1, (keys, -1))).repeat_interleave(heads // keys, -2) for side in (q, k))
+        return q, k, v.unflatten(-1, (heads, -1))
+
+    def out(self, returned: Tensor, values: Tensor, gate: Tensor) -> Tensor:
+        normed = self.module.get_submodule(self.names.norm)(returned, gate.unflatten(-1, (returned.shape[-2], -1)))
+        out: Tensor = self.module.get_submodule(self.family.conv_out[0].partition(".")[2])(normed.flatten(-2))
+        return out
+
+
+class StateSpace(StateRule):
+    """Mamba-2: keys, queries and values are called B, C and x."""
+
+    solved = False
+
+    def mapped(self, hidden: Tensor) -> list[Tensor]:
+        return super().mapped(hidden * getattr(self.module, "ssm_in_multiplier", 1.0))
+
+    def parts(self, mapped: list[Tensor]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        module = self.module
+        both = mapped[0] * getattr(module, "mup_vector", 1.0)
+        gate, inputs, step = both.split([module.intermediate_size, module.conv_dim, module.num_heads], -1)
+        step = nn.functional.softplus(step + module.dt_bias).clamp(*module.time_step_limit)
+        return inputs, gate, -module.A_log.exp() * step, step
+
+    def heads(self, mixed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        module = self.module
+        groups, heads = module.n_groups, module.num_heads
+        keys = groups * module.ssm_state_size
+        v, k, q = mixed.split([module.intermediate_size, keys, keys], -1)
+        q, k = (side.unflatten(-1, (groups, -1)).repeat_interleave(heads // groups, -2) for side in (q, k))
+        return q, k, v.unflatten(-1, (heads, -1))
+
+    def out(self, returned: Tensor, values: Tensor, gate: Tensor) -> Tensor:
+        module, flat = self.module, (returned + values * self.module.D[:, None]).flatten(-2)
+        without = isinstance(module.norm, nn.Identity)
+        out: Tensor = module.out_proj(flat * nn.functional.silu(gate) if without else module.norm(flat, gate))
+        return out
+
+
+RULES: dict[str, type[StateRule]] = {RECURRENT: DeltaRule, STATE_SPACE: StateSpace}
+
+
+def rule_of(module: Any, family: Family) -> StateRule:
+    """The rule of one of a family's modules."""
+    assert family.recurrent is not None
+    return RULES[family.recurrent.kind](module, family)
+
+
+def recurrent_state(module: Any, hidden: Tensor, mask: Tensor, cache: Any, index: int, family: Family) -> Tensor:
     """Hugging Face's `module` of layer `index` over normed rows [B, R, H] under an additive mask [B, 1, R, K], the same
-    for all texts. `cache` keeps of each row the inputs of the convolution as a key [B, 1, R, ..], and what it adds to a
-    state as a value."""
-    if _is_text(hidden, mask):
-        out: Tensor = module(hidden)
+    for all texts. `cache` keeps of each row the inputs of the convolution, its decays and steps as a key [B, 1, R, ..];
+    where it has `paths`, the rows are along these."""
+    paths = getattr(cache, "paths", None)
+    if paths is None and _is_text(hidden, mask):
+        with watched_states(module, family) as kept:
+            out: Tensor = module(hidden)
+        cache.update(*kept[0], index)
         return out
-    keys, heads, names = module.num_k_heads, module.num_v_heads, family.recurrent
-    assert names is not None
-    inputs, gate, step, decay = _mapped(module, family, hidden)
-    step = step.sigmoid() * (2.0 if getattr(module, "allow_neg_eigval", False) else 1.0)
-    decay = -module.A_log.exp() * nn.functional.softplus(decay + module.dt_bias)
-    mixed, decay, step, parents = _kept(module, inputs, decay, step, mask, cache, index)
-    q, k, v = mixed.split([module.key_dim, module.key_dim, module.value_dim], -1)
-    q, k = (_unit(side.unflatten(-1, (keys, -1))).repeat_interleave(heads // keys, 2) for side in (q, k))
-    states = _States(parents, torch.zeros(len(hidden), heads, k.shape[-1], v.shape[-1] // heads))
-    v, outputs = v.unflatten(-1, (heads, -1)), []
-    for row in range(len(parents)):
-        state = states.before(row) * decay[:, row, :, None, None].exp()
-        key = k[:, row, :, :, None]
-        new = (v[:, row] - (state * key).sum(-2)) * step[:, row, :, None]
-        state = states.keep(row, state + key * new[:, :, None])
-        outputs.append((state * q[:, row, :, :, None]).sum(-2) * q.shape[-1] ** -0.5)
-    norm, out_map = (module.get_submodule(name) for name in (names.norm, family.conv_out[0].partition(".")[2]))
-    normed = norm(torch.stack(outputs[-hidden.shape[1] :], 1), gate.unflatten(-1, (heads, -1)))
-    out = out_map(normed.flatten(-2))
-    return out
+    rule = rule_of(module, family)
+    mapped = rule.mapped(hidden)
+    inputs, gate, decay, _ = rule.parts(mapped)
+    kept = cache.update(*rule.kept(mapped), index)[0][:, 0]
+    every, decay, step = kept.split([inputs.shape[-1], *[decay.shape[-1]] * 2], -1)
+    if paths is None:
+        returned, values = _in_order(rule, every, decay, step, mask)
+    else:
+        returned, values = _along(rule, every, decay, step, paths)
+    return rule.out(returned.to(hidden.dtype), values.to(hidden.dtype), gate)
 
 
-def _mapped(module: Any, family: Family, hidden: Tensor) -> tuple[Tensor, ...]:
-    """Inputs of the convolution, gates, and what steps and decays are made of, [B, R, ..] each."""
-    parts = [module.get_submodule(name.partition(".")[2])(hidden) for name in family.conv_in]
-    if family.recurrent is not None and family.recurrent.by_key_head:
-        parts = [part.flatten(2) for part in module.fix_query_key_value_ordering(*parts)]
-    sizes = module.conv_dim, module.value_dim, module.num_v_heads, module.num_v_heads
-    return torch.cat(parts, -1).split(sizes, -1)
-
-
-def state_space(module: Any, family: Family, hidden: Tensor, mask: Tensor, cache: Any, index: int) -> Tensor:
-    """As `delta_rule`, of a module of Mamba-2."""
-    if _is_text(hidden, mask):
-        out: Tensor = module(hidden)
-        return out
-    heads, keys = module.num_heads, module.n_groups * module.ssm_state_size
-    mapped = module.in_proj(hidden * getattr(module, "ssm_in_multiplier", 1.0)) * getattr(module, "mup_vector", 1.0)
-    gate, inputs, step = mapped.split([module.intermediate_size, module.conv_dim, heads], -1)
-    step = nn.functional.softplus(step + module.dt_bias).clamp(*module.time_step_limit)
-    decay = -module.A_log.exp() * step
-    mixed, decay, step, parents = _kept(module, inputs, decay, step, mask, cache, index)
-    v, k, q = mixed.split([module.intermediate_size, keys, keys], -1)
-    group = heads // module.n_groups
-    q, k = (side.unflatten(-1, (module.n_groups, -1)).repeat_interleave(group, 2) for side in (q, k))
-    v = v.unflatten(-1, (heads, -1))
-    states, outputs = _States(parents, torch.zeros(len(hidden), heads, k.shape[-1], v.shape[-1])), []
-    for row in range(len(parents)):
-        new = v[:, row] * step[:, row, :, None]
-        state = states.before(row) * decay[:, row, :, None, None].exp()
-        state = states.keep(row, state + k[:, row, :, :, None] * new[:, :, None])
-        outputs.append((state * q[:, row, :, :, None]).sum(-2) + v[:, row] * module.D[:, None])
-    returned = torch.stack(outputs[-hidden.shape[1] :], 1).flatten(-2)
-    without = isinstance(module.norm, nn.Identity)
-    out = module.out_proj(returned * nn.functional.silu(gate) if without else module.norm(returned, gate))
-    return out
+@contextmanager
+def watched_states(module: Any, family: Family) -> Iterator[list[tuple[Tensor, Tensor]]]:
+    """What the rule of a `module` keeps of the rows [B, T, ..] of each pass while the block runs, filled at its end."""
+    rule, kept, found = rule_of(module, family), list[tuple[Tensor, Tensor]](), list[Tensor]()
+    with ExitStack() as hooks:
+        for part in rule.maps:
+            hooks.enter_context(part.register_forward_hook(lambda _, args, mapped: found.append(mapped)))
+        yield kept
+    kept += [rule.kept(found[at : at + len(rule.maps)]) for at in range(0, len(found), len(rule.maps))]
 
 
 def restore_multipliers(module: Any, multipliers: Sequence[float]) -> None:
@@ -94,7 +192,102 @@ def restore_multipliers(module: Any, multipliers: Sequence[float]) -> None:
     module.mup_vector = torch.tensor(multipliers, dtype=torch.float32).repeat_interleave(counts)[None, None]
 
 
-RULES = {RECURRENT: delta_rule, STATE_SPACE: state_space}
+def _in_order(rule: StateRule, every: Tensor, decay: Tensor, step: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """What the states return of the last rows of K [B, R, heads, width], one row after another, and these rows' values.
+    `every` [B, K, inputs], `decay` and `step` [B, K, heads]: of all rows."""
+    first = every.shape[1] - mask.shape[2]
+    span = max(rule.taps, 2)  # of one tap the row before is needed, too
+    seen = (mask[0, 0, :, :first] == 0).any(0).nonzero()  # of rows of earlier calls: one path
+    earlier = torch.full((first, span), -1)
+    earlier[seen[:, 0]] = nn.functional.pad(seen[:, 0], (span, 0), value=-1).unfold(0, span, 1)[1:]
+    at = torch.cat([earlier, last_seen(mask, span)[0]])
+    mixing = at[:, -rule.taps :]
+    q, k, v = rule.heads(rule.convolved(every[:, mixing.clamp(min=0)] * (mixing >= 0)[..., None]))
+    parents = at[:, -2].tolist()
+    states = _States(parents, torch.zeros(*step.shape[::2], k.shape[-1], v.shape[-1]))
+    outputs = []
+    for row in range(len(parents)):
+        state = states.before(row) * decay[:, row, :, None, None].exp()
+        key = k[:, row, :, :, None]
+        known = (state * key).sum(-2) if rule.solved else 0.0
+        state = states.keep(row, state + key * ((v[:, row] - known) * step[:, row, :, None])[:, :, None])
+        outputs.append((state * q[:, row, :, :, None]).sum(-2) * rule.scale)
+    return torch.stack(outputs[first:], 1), v[:, first:]
+
+
+@torch.autocast("cpu", enabled=False)
+@torch.autocast("cuda", enabled=False)
+def _along(rule: StateRule, every: Tensor, decay: Tensor, step: Tensor, paths: Paths) -> tuple[Tensor, Tensor]:
+    """As `_in_order`, of the last rows of `every`, which are `paths` beside the text of those before them. As sums over
+    the text's rows, of which each path starts at one, and over the rows before in the path:
+
+        o_i = e^G_ri q_i . S_r + sum_(j<=i) e^G_ji (k_j q_i) d_j        S_r = sum_(j<=r) e^G_jr k_j d_j^T
+    """
+    every, decay, step = (side.float() for side in (every, decay, step))
+    length, count = paths.length, paths.rows.shape[1]
+    text = every.shape[1] - count * length
+    main, own = every.split([text, count * length], 1)
+    back = rule.taps - 1
+    padded = nn.functional.pad(main, (0, 0, back, 0))
+    _, k, v = rule.heads(rule.convolved(padded.unfold(1, rule.taps, 1).transpose(2, 3)))
+    updates = _updates(rule, k, v, decay[:, :text], step[:, :text])
+
+    # Of paths [B, heads, P, length, ..]
+    at = (paths.rows[:, :, None] + torch.arange(1, back + 1, device=every.device)).flatten(1)
+    before = padded.gather(1, at[..., None].expand(-1, -1, main.shape[-1])).unflatten(1, (count, back))
+    windows = torch.cat([before, own.unflatten(1, (count, length))], 2).unfold(2, rule.taps, 1).transpose(3, 4)
+    q, path_keys, path_values = (_by_head(side) for side in rule.heads(rule.convolved(windows)))
+    fading, steps = (_by_head(side[:, text:].unflatten(1, (count, length))[..., None]) for side in (decay, step))
+    since = fading.cumsum(3)
+    sides = torch.cat([path_keys, q], 3)
+
+    total = decay[:, :text].double().cumsum(1).transpose(1, 2)  # [B, heads, T]
+    ends = total.gather(2, paths.rows[:, None].expand(-1, total.shape[1], -1))
+    faded = (ends[..., None] - total[:, :, None]).clamp(max=0).exp().float()  # [B, heads, P, T]
+    seen = torch.arange(text, device=every.device) <= paths.rows[..., None]
+    weights = torch.einsum("bhpic,bthc->bhpit", sides, k) * (faded * seen[:, None])[:, :, :, None]
+    found = torch.einsum("bhpit,bthw->bhpiw", weights, updates)
+    of_keys, of_queries = (side * since.exp() for side in found.chunk(2, 3))
+
+    inside = (since - since.transpose(3, 4)).clamp(max=0).exp().tril()  # [B, heads, P, length, length]
+    added = steps * (path_values - of_keys) if rule.solved else steps * path_values
+    if rule.solved:
+        strictly = (steps * inside * (path_keys @ path_keys.transpose(3, 4))).tril(-1)
+        added = _solved(strictly, added)
+    returned = of_queries + (inside * (q @ path_keys.transpose(3, 4))) @ added
+    return tuple(side.permute(0, 2, 3, 1, 4).flatten(1, 2) for side in (returned * rule.scale, path_values))
+
+
+def _updates(rule: StateRule, k: Tensor, v: Tensor, decay: Tensor, step: Tensor) -> Tensor:
+    """d [B, T, heads, width]: what each row of a text adds to the state, as a value of its key."""
+    if not rule.solved:
+        return v * step[..., None]
+    rows = v.shape[1]
+    pad = -rows % CHUNK
+    k, v, decay, step = (
+        _by_head(nn.functional.pad(side, (0, 0) * (side.ndim - 2) + (0, pad)).unflatten(1, (-1, CHUNK)))
+        for side in (k, v, decay[..., None], step[..., None])
+    )  # [B, heads, chunks, CHUNK, ..]
+    since = decay.cumsum(3)
+    inside = (since - since.transpose(3, 4)).clamp(max=0).exp()
+    strictly = (step * inside * (k @ k.transpose(3, 4))).tril(-1)
+    last, state, updates = since[:, :, :, -1:], k.new_zeros(*k.shape[:2], k.shape[-1], v.shape[-1]), []
+    faded = k * (last - since).exp()
+    for chunk in range(k.shape[2]):
+        known = (k[:, :, chunk] @ state) * since[:, :, chunk].exp()
+        updates.append(_solved(strictly[:, :, chunk], step[:, :, chunk] * (v[:, :, chunk] - known)))
+        state = state * last[:, :, chunk].exp() + faded[:, :, chunk].transpose(2, 3) @ updates[-1]
+    return torch.cat(updates, 2).transpose(1, 2)[:, :rows]
+
+
+def _solved(strictly: Tensor, right: Tensor) -> Tensor:
+    """(1 + A)^-1 w of A [.., n, n], of which what is below the diagonal counts, and w [.., n, width]."""
+    return torch.linalg.solve_triangular(strictly, right, upper=False, unitriangular=True)
+
+
+def _by_head(x: Tensor) -> Tensor:
+    """[B, P, R, heads, ..] as [B, heads, P, R, ..]."""
+    return x.movedim(3, 1)
 
 
 class _States:
@@ -120,25 +313,6 @@ class _States:
 def _is_text(hidden: Tensor, mask: Tensor) -> bool:
     """Whether the rows are whole texts."""
     return mask.shape[-1] == hidden.shape[1] and torch.equal(mask[0, 0] == 0, torch.ones_like(mask[0, 0]).tril() == 1)
-
-
-def _kept(
-    module: Any, inputs: Tensor, decay: Tensor, step: Tensor, mask: Tensor, cache: Any, index: int
-) -> tuple[Tensor, Tensor, Tensor, list[int]]:
-    """What the module's convolution makes of all rows' `inputs` [B, K, ..], their decays and steps, and the row before
-    each of them."""
-    conv, heads = module.conv1d, step.shape[-1]
-    taps = conv.weight.shape[-1]
-    span = max(taps, 2)  # of one tap the row before is needed, too
-    every, known = cache.update(inputs[:, None], torch.cat([decay, step], -1)[:, None], index)
-    every, (decay, step) = every[:, 0], known[:, 0].split(heads, -1)
-    first = every.shape[1] - inputs.shape[1]  # rows of earlier calls are one text
-    at = torch.cat([torch.arange(first)[:, None] + torch.arange(1 - span, 1), last_seen(mask, span)[0]])
-    mixing = at[:, -taps:]
-    picked = every[:, mixing.clamp(min=0)] * (mixing >= 0)[..., None]
-    mixed = (picked * conv.weight[:, 0].T).sum(dim=2)
-    mixed = nn.functional.silu(mixed if conv.bias is None else mixed + conv.bias)
-    return mixed, decay, step, at[:, -2].tolist()
 
 
 def _unit(x: Tensor) -> Tensor:

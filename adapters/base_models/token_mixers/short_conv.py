@@ -20,7 +20,7 @@ def short_conv(module: Any, hidden: Tensor, mask: Tensor, cache: Any, index: int
     [B, 1, R, K]; `cache` keeps the inputs as keys of one head as wide as the model, [B, 1, R, H].
     """
     gate, inputs = gated_inputs(module.in_proj(hidden))
-    every = cache.update(inputs[:, None], inputs[:, None, :, :0], index)[0][:, 0]
+    every = cache.update(*kept_inputs(inputs), index)[0][:, 0]
     taps = module.conv.weight.shape[-1]
     at = last_seen(mask, taps).expand(len(hidden), -1, -1)
     picked = torch.gather(every, 1, at.clamp(min=0).flatten(1)[..., None].expand(-1, -1, every.shape[-1]))
@@ -45,9 +45,16 @@ def last_seen(mask: Tensor, count: int) -> Tensor:
     return seen.topk(count, dim=-1).values.flip(-1)
 
 
+def kept_inputs(inputs: Tensor) -> tuple[Tensor, Tensor]:
+    """What a cache keeps of the inputs u [B, R, H]: keys of one head as wide as the model, and values of no width."""
+    return inputs[:, None], inputs[:, None, :, :0]
+
+
 @contextmanager
-def watched_inputs(module: Any) -> Iterator[list[Tensor]]:
-    """The inputs u [B, T, H] of a convolution `module` while the block runs, one for each pass."""
-    inputs: list[Tensor] = []
-    with module.in_proj.register_forward_hook(lambda _, args, mapped: inputs.append(gated_inputs(mapped)[1])):
-        yield inputs
+def watched_inputs(module: Any) -> Iterator[list[tuple[Tensor, Tensor]]]:
+    """What a convolution `module` keeps of the rows [B, T, H] of each pass while the block runs."""
+    kept: list[tuple[Tensor, Tensor]] = []
+    with module.in_proj.register_forward_hook(
+        lambda _, args, mapped: kept.append(kept_inputs(gated_inputs(mapped)[1]))
+    ):
+        yield kept

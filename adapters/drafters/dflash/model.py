@@ -125,7 +125,7 @@ class BlockDraftModel(StreamingModel):
         mask = stream_mask(rows, length, self.gamma, positions, shape.window, hidden.dtype, shape.causal)
         rotary = self.decoder.rotary_embeddings(hidden, positions)
         for index, layer, text in zip(self.copied, self.block_layers, self.context(main), strict=True):
-            cache = AppendCache([text.keys], [text.values], index, {})
+            cache = AppendCache([text.keys], [text.values], [index], {})
             hidden = self.decoder.call_layer(index, hidden, mask, positions, rotary, cache, module=layer)
         finished: Tensor = self.norm_out(hidden)
         return finished.to(self.decoder.embedding.weight.dtype).unflatten(1, (-1, self.gamma))

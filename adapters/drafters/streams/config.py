@@ -36,6 +36,12 @@ def check_base(options: Mapping[str, Any], family: str, layers: int) -> None:
         )
     if chosen is None:
         return
+    if FAMILIES[family].recurrent is not None:
+        raise ConfigError(
+            f"--exit-layer {chosen} over {family}, whose states take up all rows of a draft",
+            "streams without an early exit",
+            "leave it out",
+        )
     if not options["prune_rank"]:
         raise ConfigError(
             f"--exit-layer {chosen} with --prune-rank 0", "a rank of the exit's map", "leave one of them out"

@@ -31,8 +31,10 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from streamspec.adapters.base_models.hf_decoder import HFDecoder
+from streamspec.adapters.base_models.token_mixers.recurrent_state import Paths
 from streamspec.adapters.dataset.batches import collate
 from streamspec.adapters.distributed import processes
+from streamspec.adapters.distributed.processes import say
 from streamspec.adapters.drafters.drafter_caches import AppendCache
 from streamspec.adapters.drafters.drafting_model import (
     IGNORE,
@@ -131,6 +133,9 @@ class StreamingModel(DraftingModel):
         shape = StreamConfig(ns=run.ns, scale=scale, **{name: options[name] for name in same})
         bigram = bigram_shape(run, model, vocabulary)
         rms, prune_rank = options["stream_embedding"], options["prune_rank"]
+        if prune_rank and HFDecoder(model).family.remembers(model.config):
+            prune_rank = 0
+            say("no early exit is trained: recurrent states take up all rows of a draft")
         streams = cls(model, shape, frozen, rms, bigram, prune_rank, exits_of(options)).to(run.device)
         if options["fit_start"] and run.begins_with is None:
             run.fit_start(lambda batches: fit_start(streams.eval(), batches))
@@ -154,7 +159,7 @@ class StreamingModel(DraftingModel):
         hidden = self.entry_states(self.start_states(main), rows, picked.roots).reshape(batch, count * gamma, -1)
         positions = self.positions(rows)
         rotary = self.decoder.rotary_embeddings(hidden, positions)
-        cache = self.cache(main)
+        cache = self.cache(main, rows)
         length = main.entry.shape[1]
         masks: dict[int | None, Tensor] = {}
         below = self.decoder.kept_below(self.first)  # these see the main rows alone
@@ -178,8 +183,8 @@ class StreamingModel(DraftingModel):
         """M [B, T, H] of all rows."""
         return self.entered(main, self.first)
 
-    def cache(self, main: MainPass) -> AppendCache:
-        """The K/V that stream rows attend to: the main rows' and their own."""
+    def cache(self, main: MainPass, rows: Tensor) -> AppendCache:
+        """The K/V that the streams of `rows` [B, P] attend to: the main rows' and their own."""
         shared = {
             self.decoder.model.config.layer_types[layer]: (
                 main.keys[layer - self.first],
@@ -191,7 +196,8 @@ class StreamingModel(DraftingModel):
         if self.config.value_rotation:
             numbers = torch.arange(1, self.gamma + 1, device=main.tokens.device)
             angles = numbers * rotation_angle(self.gamma)
-        return AppendCache(main.keys, main.values, self.first, shared, angles)
+        numbers, paths = self.decoder.cache_numbers(self.first), Paths(rows, self.gamma)
+        return AppendCache(main.keys, main.values, numbers, shared, paths, angles)
 
     def entry_states(self, entry: Tensor, rows: Tensor, roots: Tensor) -> Tensor:
         """S [B, P, gamma, H] at the input of layer N-Ns."""

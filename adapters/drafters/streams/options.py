@@ -63,9 +63,6 @@ STREAMING = DrafterMethod(
     defaults=HARD_LABELS,
     warm_start=STAGED,
     check_base=check_base,
-    unsupported_layers=lambda family, config: (
-        family.halves
-        or ("keep a recurrent state, which no row of a stream continues" if family.remembers(config) else None)
-    ),
+    unsupported_layers=lambda family, config: family.halves,
     check_warm_start=check_warm_streams,
 )

@@ -9,7 +9,6 @@ import copy
 import numpy as np
 import torch
 from torch import Tensor
-from transformers.pytorch_utils import Conv1D
 
 from streamspec.adapters.drafters.drafter_caches import GrowingCache
 from streamspec.adapters.drafters.drafting_model import additive_mask
@@ -19,7 +18,7 @@ from streamspec.export.drafters.layer_reference import tapped_states
 from streamspec.export.drafters.shared_layer.spec import SharedLayerSpec
 from streamspec.export.ops.builder import Array
 from streamspec.export.reference.draft_reference import DraftedTree, LevelLogits, LevelReference, TreePass
-from streamspec.export.reference.pytorch_reference import ReferenceModel
+from streamspec.export.reference.pytorch_reference import ReferenceModel, add_update
 from streamspec.export.weights.model_spec import describe
 
 
@@ -33,9 +32,7 @@ class SharedLayerReference(LevelReference):
         self.layer = copy.deepcopy(self.decoder.layer(self.decoder.last_attention))
         shape = describe(model.model)
         for (_, module), (a, b) in spec.lora.items():
-            order, linear = shape.row_order(module), self.layer.get_submodule(module)
-            update = torch.as_tensor((b if order is None else b[np.argsort(order)]) @ a)
-            linear.weight.data = linear.weight.data + (update.T if isinstance(linear, Conv1D) else update)
+            add_update(self.layer.get_submodule(module), shape.from_graph(module, b) @ a)
         self.tensors = {name: torch.as_tensor(tensor) for name, tensor in spec.tensors.items()}
         assert self.decoder.norm is not None
         self.norm = weighted(copy.deepcopy(self.decoder.norm), self.decoder).float()

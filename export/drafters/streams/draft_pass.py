@@ -14,6 +14,7 @@ import numpy as np
 
 from streamspec.bundle.adapter_folder import rotation_angle
 from streamspec.export.drafters.draft_pass import Accepted, ParallelDraftPass
+from streamspec.export.drafters.streams.recurrent_rows import NodeStates, RecurrentStreams, slots_of
 from streamspec.export.drafters.streams.spec import StreamSpec
 from streamspec.export.drafters.streams.stream_masks import StreamMasks
 from streamspec.export.layers.attention import attend, by_head
@@ -168,26 +169,42 @@ class StreamPass(ParallelDraftPass):
     def _layer(
         self, g: Scope, residual: Residual, group: StreamRows, layer: int, rotary: Tables, present: tuple[str, ...]
     ) -> Residual:
-        decoder, rows, accepted = self.decoder, group.rows, group.seeing(layer).accepted
+        decoder, rows = self.decoder, group.rows
         normed, residual = decoder.enter(g, residual, layer)
-        spec = decoder.spec
-        if conv_width := sum(spec.conv_widths[layer : layer + 1]):
-            gate, inputs = gated_inputs(decoder, g, normed, rows, layer, self.linear)
-            with g.named("conv"):
-                main = accepted.last_inputs(g, present, conv_width - 1)
-                mixed = g.op("Mul", gate, mixed_streams(decoder, g, inputs, rows, main, layer))
-            return decoder.leave(g, [mixed], normed, residual, rows, layer, self.linear)
-        sizes = spec.at(layer)
+        mixed = [
+            self._convolved(g, normed, group, layer, present)
+            if mixer.convolves
+            else self._attended(g, normed, group, layer, rotary, present)
+            for mixer in decoder.spec.mixers(layer)
+        ]
+        return decoder.leave(g, mixed, normed, residual, rows, layer, self.linear)
+
+    def _convolved(self, g: Scope, normed: str, group: StreamRows, layer: int, present: tuple[str, ...]) -> str:
+        """[1, m, ..] by a short convolution, and by the state that follows, if any."""
+        decoder, rows, accepted = self.decoder, group.rows, group.seeing(layer).accepted
+        if decoder.spec.state is not None:
+            with g.named("recurrent"):
+                return RecurrentStreams(g, decoder, layer, self.linear, group.states(g, layer)).mix(
+                    normed, rows, accepted
+                )
+        gate, inputs = gated_inputs(decoder, g, normed, rows, layer, self.linear)
+        with g.named("conv"):
+            main = accepted.last_inputs(g, present, decoder.spec.conv_widths[layer] - 1)
+            return g.op("Mul", gate, mixed_streams(decoder, g, inputs, rows, main, layer))
+
+    def _attended(
+        self, g: Scope, normed: str, group: StreamRows, layer: int, rotary: Tables, present: tuple[str, ...]
+    ) -> str:
+        """[1, m, Hq*D] by attention."""
+        decoder, rows, sizes = self.decoder, group.rows, self.decoder.spec.at(layer)
         linear = attention_maps(decoder, layer, self.linear)
-        plain = not (spec.kv_sources or self.spec.value_rotation or spec.family.sinks)
+        plain = not (decoder.spec.kv_sources or self.spec.value_rotation or decoder.spec.family.sinks)
         if decoder.native is not None and decoder.native.attends(sizes) and plain:
             heads = decoder.packed_heads(g, normed, rows, layer, rotary, linear)
             mask = group.seeing(layer).of(g, self.window(layer), 1, self.sees_later(layer))
-            mixed = decoder.native.draft_attention(g, sizes, heads, mask, present, own=True)
-        else:
-            heads_of = decoder.queries_keys_values(g, normed, rows, layer, rotary, linear)
-            mixed = group.mixed(g, layer, *heads_of, present)
-        return decoder.leave(g, [linear.applied(g, mixed)], normed, residual, rows, layer, self.linear)
+            return linear.applied(g, decoder.native.draft_attention(g, sizes, heads, mask, present, own=True))
+        heads_of = decoder.queries_keys_values(g, normed, rows, layer, rotary, linear)
+        return linear.applied(g, group.mixed(g, layer, *heads_of, present))
 
 
 class StreamRows:
@@ -201,10 +218,19 @@ class StreamRows:
         self._masks = StreamMasks(accepted, stream_ids, self.positions, looking, rows)
         self._below = accepted.below and StreamMasks(accepted.below, stream_ids, self.positions, looking, rows)
         self._own: dict[int, tuple[str, str]] = {}  # by layer, keys and values of the streams themselves
+        self._states: NodeStates | None = None
 
     def seeing(self, layer: int) -> StreamMasks:
         """The masks over the keys that a layer attends to."""
         return self._below if self._below and self.spec.source(layer) < self.streams.exit_layer else self._masks
+
+    def states(self, g: Scope, layer: int) -> NodeStates:
+        """What they see of the states of all layers with such, `layer` among them."""
+        if self._states is None:
+            with g.named("states"):
+                slots = slots_of(g, self.streams.decoder, layer)
+                self._states = NodeStates(g, self._masks.accepted, slots, self.rows)
+        return self._states
 
     def mixed(self, g: Scope, layer: int, q: str, k: str, v: str, present: tuple[str, ...]) -> str:
         """[1, m, Hq*D] of rotated q, k and v. A layer that attends to another's keys sees the streams where they run

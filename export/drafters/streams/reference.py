@@ -9,16 +9,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
-from transformers.pytorch_utils import Conv1D
 
 from streamspec.bundle.adapter_folder import rotation_angle
 from streamspec.export.drafters.streams.spec import StreamSpec
 from streamspec.export.ops.builder import Array
 from streamspec.export.reference.draft_reference import ParallelReference
-from streamspec.export.reference.pytorch_reference import ReferenceOutput
+from streamspec.export.reference.pytorch_reference import ReferenceOutput, add_update
 from streamspec.export.spec.decoder_spec import DecoderSpec
 from streamspec.export.weights.lazy_weights import Float32Decoder
 from streamspec.export.weights.model_spec import describe
@@ -88,10 +86,9 @@ def _stream_weights(decoder: Float32Decoder, layer: int, spec: StreamSpec, shape
     kept = []
     try:
         for module, (a, b) in [(module, pair) for (i, module), pair in spec.lora.items() if i == layer]:
-            order, linear = shape.row_order(module), decoder.layer(layer).get_submodule(module)
-            update = torch.as_tensor((b if order is None else b[np.argsort(order)]) @ a)
+            linear = decoder.layer(layer).get_submodule(module)
             kept.append((linear.weight, linear.weight.data))
-            linear.weight.data = linear.weight.data + (update.T if isinstance(linear, Conv1D) else update)
+            add_update(linear, shape.from_graph(module, b) @ a)
         yield
     finally:
         for weight, old in kept:

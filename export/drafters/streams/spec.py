@@ -75,6 +75,8 @@ def shapes(section: AdapterSection) -> Shapes:
     if config.get("root_token"):
         shapes["root_map"] = (spec.hidden, spec.hidden)
     if config.get("pruning"):
+        if spec.state is not None:
+            raise section.refused("streams.pruning, over recurrent states, which take up all rows of a draft", "none")
         prune = section.whole("pruning", 1, 4096)
         many = (len(exits),) if (exits := exit_layers(section)) else ()
         shapes |= {"prune_down": (*many, prune, spec.hidden), "prune_up": (*many, spec.hidden, prune)}

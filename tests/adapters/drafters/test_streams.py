@@ -18,10 +18,10 @@ from streamspec.adapters.drafters.streams.model import StreamConfig, StreamingMo
 from streamspec.errors import BaseModelError, ConfigError
 from streamspec.export.weights.model_spec import describe
 from streamspec.model_families import FAMILIES as ALL_FAMILIES
-from tests.support.recurrent_families import RECURRENT
+from tests.support.recurrent_families import RECURRENT, WHOLE
 from tests.support.tiny_models import tiny_model
 
-FAMILIES = [family for family in ALL_FAMILIES if family not in RECURRENT]  # which have no streams
+FAMILIES = [*(family for family in ALL_FAMILIES if family not in RECURRENT), *WHOLE]  # which have streams
 IDS = torch.tensor([[5, 9, 33, 12, 7, 41, 60, 3, 18], [8, 8, 21, 50, 11, 2, 0, 0, 0]])
 MASK = torch.tensor([[1] * 9, [1] * 6 + [0] * 3])
 
@@ -36,14 +36,14 @@ def streaming(
 class RowByRow:
     """The cache of a reference that appends one row at a time and may see only the columns in `allowed`."""
 
-    def __init__(self, keys: list[torch.Tensor], values: list[torch.Tensor], first: int) -> None:
-        self.keys, self.values, self.first = list(keys), list(values), first
+    def __init__(self, keys: list[torch.Tensor], values: list[torch.Tensor], numbers: list[int]) -> None:
+        self.keys, self.values, self.numbers = list(keys), list(values), numbers
         self.is_updated: dict[int, bool] = {}
         self.shared: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
         self.turn: torch.Tensor | None = None  # a complex number, of the row's values
 
     def update(self, key: torch.Tensor, value: torch.Tensor, layer: int, *_: object, **__: object):
-        i = layer - self.first
+        i = self.numbers.index(layer)
         if self.turn is not None:
             value = torch.view_as_real(torch.complex(*value.chunk(2, -1)) * self.turn).movedim(-1, -2).flatten(-2)
         self.keys[i] = torch.cat([self.keys[i], key], 2)
@@ -68,7 +68,7 @@ def reference(streams: StreamingModel, ids: torch.Tensor, t: int, root: int) -> 
     with streams.drafter_lora(False), decoder.keys_values(streams.first, past) as (keys, values):
         model(input_ids=ids[None, : t + 1], **with_cache(model, past), use_cache=True)
     hook.remove()
-    cache = RowByRow(keys, values, streams.first)
+    cache = RowByRow(keys, values, decoder.cache_numbers(streams.first))
     paper = streams.start_up is not None
     for i in decoder.kept_below(streams.first):
         kind = streams.model.config.layer_types[i]
@@ -115,6 +115,21 @@ def test_streams_equal_the_row_by_row_reference(family: str, options: dict) -> N
         for p in range(2):
             expected = reference(streams, IDS[b, :length], int(rows[b, p]), int(roots[b, p]))
             torch.testing.assert_close(logits[b, p], expected, atol=2e-4, rtol=2e-4)
+
+
+@pytest.mark.parametrize("family", ["qwen3_5_text", "olmo_hybrid", "granitemoehybrid+mamba", "falcon_h1+normed"])
+def test_streams_start_from_the_states_of_long_texts(family: str) -> None:
+    """Over rows before, at and after the ends of the chunks in which what the texts add to states is solved."""
+    streams = streaming(tiny_model(family, max_position_embeddings=512), gamma=5)
+    ids = torch.randint(3, 60, (2, 150), generator=torch.Generator().manual_seed(0))
+    mask = torch.ones_like(ids)
+    mask[1, 131:] = 0
+    rows, roots = torch.tensor([[0, 62, 63, 64, 147], [127, 128, 129, 1, 2]]), torch.randint(3, 60, (2, 5))
+    with torch.no_grad():
+        logits = streams.head(streams.draft_pass(streams.main_pass(ids, mask), beside(rows, roots)))
+        for b, p in ((b, p) for b in range(2) for p in range(5)):
+            expected = reference(streams, ids[b], int(rows[b, p]), int(roots[b, p]))
+            torch.testing.assert_close(logits[b, p], expected, atol=5e-4, rtol=5e-4)
 
 
 def test_early_exits_read_the_inputs_of_their_layers_and_streams_are_as_without() -> None:

@@ -21,7 +21,7 @@ from streamspec.step_graph import SAMPLING_INPUTS
 from tests.support.latent_families import LATENT
 from tests.support.mixture_families import MIXTURES
 from tests.support.near_families import VARIED
-from tests.support.recurrent_families import RECURRENT
+from tests.support.recurrent_families import RECURRENT, WHOLE
 from tests.support.tiny_exports import FAMILIES, LAYERS, VOCAB, Built, build, tiny_heads, tiny_model, tiny_streams
 
 RNG = np.random.default_rng(1)
@@ -70,7 +70,7 @@ def check_against_reference(built: Built) -> None:
 
 @pytest.mark.parametrize(
     ("family", "tied"),
-    [*((family, True) for family in (*FAMILIES, *MIXTURES, *LATENT)), *((family, False) for family in VARIED)],
+    [*((family, True) for family in (*FAMILIES, *WHOLE, *MIXTURES, *LATENT)), *((family, False) for family in VARIED)],
 )
 def test_agrees_with_pytorch(family: str, tied: bool, tmp_path: Path) -> None:
     check_against_reference(build(tmp_path, tiny_model(family, tied)))

@@ -18,13 +18,17 @@ from peft import PeftModel
 from streamspec import load
 from streamspec.adapters.base_models.resolve import resolve_base
 from streamspec.adapters.train import train
+from streamspec.bundle.manifest import MODEL, NATIVE
 from streamspec.draft_tree import MASKED, DraftTree
 from streamspec.export import export_bundle
+from streamspec.export.drafters.registry import row_of
 from streamspec.export.native.operators import NativeOps
 from streamspec.export.native.precisions import TiledInt8
 from streamspec.export.reference.pytorch_reference import ReferenceModel
 from streamspec.export.reference.reference import tree_rows
+from streamspec.export.runners.graph_runner import open_session, stepper
 from streamspec.export.spec.decoder_spec import StateSizes
+from streamspec.export.weights.model_spec import describe
 from streamspec.layer_cache import ATTENTION, RECURRENT, STATE_BLOCK, STATE_SPACE, STATE_WINDOW, SUM_BLOCK, WITH_STATE
 from streamspec.runtime import Completion, Session
 from streamspec.runtime.engine.ort_runner import OrtRunner
@@ -43,10 +47,10 @@ OF_FILES = {"granite 4, hybrid": "eagle", "nemotron-h": "medusa"}  # GGUF files 
 CONTEXT, PROMPT, NEW = 2048, 300, 231
 TEXT = "".join(np.random.default_rng(0).choice(list("abcdefghijkl "), PROMPT))
 # Each with a drafter of another kind, whose drafts are checked and whose keys are moved with those of the layers.
-MADE = {(DELTA, "fp32"): "jakiro", (DELTA, "int8"): "eagle", (MAMBA, "fp32"): "hydra", (MAMBA, "int4"): "dflash"}
-MADE |= {(OLMO, "fp32"): "eagle", (OLMO, "int4"): "jakiro"}
+MADE = {(DELTA, "fp32"): "streaming", (DELTA, "int8"): "eagle", (MAMBA, "fp32"): "hydra", (MAMBA, "int4"): "streaming"}
+MADE |= {(OLMO, "fp32"): "eagle", (OLMO, "int4"): "streaming"}
 MADE |= {(NEXT, "int8"): "medusa", (HALVED, "fp32"): "medusa"}
-MADE |= {(BOTH, "fp32"): "eagle", (BOTH, "int8"): "jakiro", (NORMED, "int8"): "hydra", (GATED, "int4"): "mtp"}
+MADE |= {(BOTH, "fp32"): "eagle", (BOTH, "int8"): "jakiro", (NORMED, "int8"): "streaming", (GATED, "int4"): "mtp"}
 MADE |= {(GRANITE, "fp32"): "jakiro", (GRANITE, "int8"): "eagle"}
 MADE |= {(NEMOTRON, "fp32"): "medusa", (LATENT, "int4"): "medusa"}
 MADE |= {(case, "gguf"): drafter for case, drafter in OF_FILES.items()}
@@ -360,6 +364,53 @@ def test_rows_of_a_tree_are_those_of_pytorch(built: tiny_exports.Built) -> None:
     steps.prefill(context)
     found = steps.step(drafted, np.asarray(tree.depths), tree.mask())["logits"]
     assert np.abs(found - expected).max() < 1e-4 * expected.std()
+
+
+STREAMED = [(DELTA, {}), (OLMO, {}), (MAMBA, {}), (NORMED, {}), (GATED, {}), (DELTA, {"linear_conv_kernel_dim": 1})]
+
+
+@pytest.mark.parametrize(("family", "own"), STREAMED, ids=str)
+def test_streams_start_from_the_state_of_their_row_at_every_position(
+    family: str, own: dict[str, int], tmp_path: Path
+) -> None:
+    """Along a text, across blocks of states and the ring's end, and after a node of a tree across a block's end."""
+    made = tiny_exports.tiny_model(family, max_position_embeddings=CONTEXT, **own)
+    built = tiny_exports.build(tmp_path, made, tiny_exports.tiny_streams(describe(made), gamma=9))
+    steps, rng, length = built.stepper(512), np.random.default_rng(3), 310
+    tree, path = tree_with(12, 40, rng)
+    context, drafted = (rng.integers(3, tiny_exports.VOCAB, count) for count in (length, 40))
+    reference = ReferenceModel(built.model, built.streams)
+    drafts = row_of(built.streams).reference_of(reference, built.streams)
+    tokens, positions, sees = tree_rows(context, drafted, tree)
+    truth = reference.states(tokens, positions, sees)
+
+    def compare(out: Any, row: int, token: int) -> None:
+        expected = drafts.logits(truth, positions, sees, row, token).numpy()
+        found = np.take_along_axis(expected, out["candidates"], axis=1)
+        assert np.abs(found - out["candidate_logits"]).max() < 1e-4 * expected.std()
+        np.testing.assert_array_equal(out["candidates"][:, 0], expected.argmax(1))
+
+    for at in range(0, length, 31):  # the last ends ten tokens before a block
+        out = steps.prefill(context[at : at + 31], streams=9, forced_node=30)
+        compare(out, at + 30, int(out["choices"][30]))
+    parents = np.asarray(tree.parents)
+    out = steps.step(
+        drafted, np.asarray(tree.depths), tree.mask(), parents=parents, streams=9, forced_node=path[-1], forced_root=7
+    )
+    compare(out, length + path[-1], 7)
+
+
+@pytest.mark.parametrize(
+    "case", [case for case in MADE if MADE[case] == "streaming" and case[1] != "fp32"], ids="-".join
+)
+def test_streams_draft_alike_in_both_graphs(case: tuple[str, str], bundles: dict[tuple[str, str], Path]) -> None:
+    folder = bundles[case]
+    graphs = [stepper(open_session(folder / name, threads=1), 512) for name in (MODEL, NATIVE)]
+    same, text = [], np.asarray(random_tokens(310))
+    for at in range(0, 310, 31):
+        standard, native = (steps.prefill(text[at : at + 31], streams=3, forced_node=30) for steps in graphs)
+        same += (standard["candidates"][:, 0] == native["candidates"][:, 0]).tolist()
+    assert np.mean(same) > 0.8  # they round otherwise
 
 
 def test_multipliers_are_not_rounded_to_the_dtype_of_the_files(tmp_path: Path) -> None:
