@@ -398,6 +398,9 @@ def test_streams_start_from_the_state_of_their_row_at_every_position(
         drafted, np.asarray(tree.depths), tree.mask(), parents=parents, streams=9, forced_node=path[-1], forced_root=7
     )
     compare(out, length + path[-1], 7)
+    steps.length = 0  # where the ring still has states of what was there
+    out = steps.prefill(context[:31], streams=9, forced_node=30)
+    compare(out, 30, int(out["choices"][30]))
 
 
 @pytest.mark.parametrize(
