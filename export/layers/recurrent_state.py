@@ -68,7 +68,12 @@ class StateRows:
         [n]; `tree_mask` [n, n]; `solved`: whether d are."""
         zero, one, block = g.integer(0), g.ints(1), g.ints(STATE_BLOCK)
         self.rows = before
-        number, new, row = newest_rows(g, slots, visible, g.op("Shape", positions))
+        each = g.arange(slots)
+        rounds = g.op("Div", g.op("Sub", g.op("Sub", visible, one), each), slots)
+        number = g.op("Add", each, g.op("Mul", rounds, slots))  # the newest row of each slot
+        row = g.op("Sub", number, PAST_LENGTH)
+        last = g.op("Sub", g.op("Shape", positions), one)
+        new, row = g.op("GreaterOrEqual", row, zero), g.op("Min", g.op("Max", row, zero), last)
         position = g.op("Where", new, g.op("Gather", positions, row, axis=0), number)
         columns = g.op("Unsqueeze", position, one)
 
@@ -132,16 +137,6 @@ class StateRows:
     def exists(self, g: Scope, back: int) -> str:
         """float32 [1]: 1 where there is such a block, else 0."""
         return g.op("Cast", g.op("Greater", self.newest, g.ints(back)), to=TensorProto.FLOAT)
-
-
-def newest_rows(g: Scope, slots: str, visible: str, count: str) -> tuple[str, str, str]:
-    """Of each of a ring's slots, int64 [S]: the number of its newest row, whether that is one of the `count` rows of
-    the call, and which; of others the first or last of these. `visible` int64 [1]: rows of the sequence with those."""
-    each, zero, one = g.arange(slots), g.integer(0), g.ints(1)
-    rounds = g.op("Div", g.op("Sub", g.op("Sub", visible, one), each), slots)
-    number = g.op("Add", each, g.op("Mul", rounds, slots))
-    row = g.op("Sub", number, PAST_LENGTH)
-    return number, g.op("GreaterOrEqual", row, zero), g.op("Min", g.op("Max", row, zero), g.op("Sub", count, one))
 
 
 class RecurrentLayer:

@@ -229,7 +229,7 @@ class StreamRows:
         if self._states is None:
             with g.named("states"):
                 slots = slots_of(g, self.streams.decoder, layer)
-                self._states = NodeStates(g, self._masks.accepted, slots, self.rows)
+                self._states = NodeStates(g, self._masks.accepted, slots, self.rows, self.streams.spec.gamma)
         return self._states
 
     def mixed(self, g: Scope, layer: int, q: str, k: str, v: str, present: tuple[str, ...]) -> str:

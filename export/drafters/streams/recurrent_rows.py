@@ -14,7 +14,6 @@ from onnx import TensorProto
 from streamspec.export.drafters.draft_pass import Accepted
 from streamspec.export.layers.decoder import Decoder
 from streamspec.export.layers.heads import Linear
-from streamspec.export.layers.recurrent_state import newest_rows
 from streamspec.export.layers.short_conv import from_cache, mixed_streams
 from streamspec.export.layers.state_rules import rule_of
 from streamspec.export.ops.builder import Scope
@@ -22,33 +21,31 @@ from streamspec.export.quantization.precisions import Rows
 from streamspec.layer_cache import DECAY, INPUT, KEY, STATE, STATE_BLOCK, VALUE
 from streamspec.step_graph import PAST_LENGTH, past, present
 
-MOST_DOUBLED = 4  # powers of A that are squared: a path has at most 2 to this power rows
-
 
 class NodeStates:
-    """Nodes shared by all such layers: what the accepted node sees of a ring of S slots since the newest whole block
-    before the call. `seen` float [S, 1]; `after` [S, S]: 1 where slot i comes after slot j; `block` int64 [1]: the
-    first slot of that block, `exists` float [1]: 1 where there is one; `lower`, `below` [m, m]: 1 where row i of the
-    path comes after row j, in `lower` also itself."""
+    """Nodes shared by all such layers: the c rows since the newest whole block before the call, as the accepted node
+    sees them. `slots` int64 [c]: where they are in a ring; `seen` float [c, 1]; `after` [c, c]: 1 where row i comes
+    after row j; `block` int64 [1]: the first slot of that block, `exists` float [1]: 1 where there is one; `lower`,
+    `below` [m, m]: 1 where row i of the path comes after row j, in `lower` also itself."""
 
-    def __init__(self, g: Scope, accepted: Accepted, slots: str, rows: Rows) -> None:
-        """`slots` int64 [1]; `rows`: of the path."""
+    def __init__(self, g: Scope, accepted: Accepted, ring: str, rows: Rows, gamma: int) -> None:
+        """`ring` int64 [1]: how many slots it has; `rows`: of the path, at most `gamma`."""
+        self.gamma = gamma
         zero, one, length = g.integer(0), g.ints(1), g.ints(STATE_BLOCK)
-        number, new, row = newest_rows(g, slots, accepted.visible, g.op("Shape", accepted.positions))
-        position = g.op("Where", new, g.op("Gather", accepted.positions, row, axis=0), number)
-        view = g.op(
-            "Gather", g.op("Squeeze", g.op("Gather", accepted.tree_mask, accepted.node, axis=0), g.ints(0)), row
-        )
         newest = g.op("Div", PAST_LENGTH, length)
         begin = g.op("Mul", newest, length)
-        known = g.op("And", g.op("Not", new), g.op("GreaterOrEqual", number, begin))
-        sees = g.op("Or", known, g.op("And", new, g.op("Equal", view, g.number(0))))
-        sees = g.op("And", sees, g.op("Less", number, accepted.visible))
-        self.seen = g.op("Unsqueeze", g.op("Cast", sees, to=TensorProto.FLOAT), g.ints(1))
-        later = g.op("Greater", g.op("Unsqueeze", position, g.ints(1)), g.op("Unsqueeze", position, g.ints(0)))
+        number = g.op("Add", begin, g.arange(g.op("Sub", accepted.visible, begin)))
+        self.slots = _remainder(g, number, ring)
+        row = g.op("Sub", number, PAST_LENGTH)
+        new, row = g.op("GreaterOrEqual", row, zero), g.op("Max", row, zero)
+        position = g.op("Where", new, g.op("Gather", accepted.positions, row, axis=0), number)
+        view = g.op("Squeeze", g.op("Gather", accepted.tree_mask, accepted.node, axis=0), g.ints(0))
+        sees = g.op("Equal", g.op("Gather", view, row, axis=0), g.number(0))
+        sees = g.op("Unsqueeze", g.op("Or", sees, g.op("Not", new)), one)
+        self.seen = g.op("Cast", sees, to=TensorProto.FLOAT)
+        later = g.op("Greater", g.op("Unsqueeze", position, one), g.op("Unsqueeze", position, g.ints(0)))
         self.after = g.op("Cast", later, to=TensorProto.FLOAT)
-        at = g.op("Mul", g.op("Max", g.op("Sub", newest, one), zero), length)
-        self.block = g.op("Sub", at, g.op("Mul", g.op("Div", at, slots), slots))
+        self.block = _remainder(g, g.op("Mul", g.op("Max", g.op("Sub", newest, one), zero), length), ring)
         self.exists = g.op("Cast", g.op("Greater", newest, zero), to=TensorProto.FLOAT)
         ones = g.op("Expand", g.number(1), g.op("Concat", rows.count, rows.count, axis=0))
         self.lower = g.op("Trilu", ones, upper=0)
@@ -106,13 +103,14 @@ class RecurrentStreams:
     def _from_node(self, both: str) -> str:
         """S_t^T k and S_t^T q [1, heads, 2 m, width] of rows [1, key heads, 2 m, key width]."""
         g, sizes, states = self.g, self.sizes, self.states
-        logs = g.op("Reshape", self._ring(DECAY), g.ints(-1, 2 * sizes.heads))
-        logs = g.op("Mul", g.op("Slice", logs, g.ints(0), g.ints(sizes.heads), g.ints(1)), states.seen)  # [S, heads]
+        keys, logs, added = (g.op("Gather", self._ring(kind), states.slots, axis=2) for kind in (KEY, DECAY, VALUE))
+        logs = g.op("Squeeze", g.op("Slice", logs, g.ints(0), g.ints(sizes.heads), g.ints(3)), g.ints(0, 1))
+        logs = g.op("Mul", logs, states.seen)  # [c, heads]
         each = g.op("Exp", g.contrib("FusedMatMul", states.after, logs, transA=1))
-        each = g.op("Transpose", g.op("Mul", each, states.seen))  # [heads, S]
+        each = g.op("Transpose", g.op("Mul", each, states.seen))  # [heads, c]
         whole = g.op("Exp", g.op("ReduceSum", logs, g.ints(0), keepdims=0))  # [heads]
-        products = self._each_head(g.contrib("FusedMatMul", both, self._ring(KEY), transB=1))  # [1, heads, 2 m, S]
-        rows = g.op("MatMul", g.op("Mul", products, g.op("Unsqueeze", each, g.ints(0, 2))), self._ring(VALUE))
+        products = self._each_head(g.contrib("FusedMatMul", both, keys, transB=1))  # [1, heads, 2 m, c]
+        rows = g.op("MatMul", g.op("Mul", products, g.op("Unsqueeze", each, g.ints(0, 2))), added)
         end = g.op("Add", states.block, g.ints(STATE_BLOCK))
         state = g.op("Slice", self._ring(STATE), states.block, end, g.ints(2))
         state = g.op("Reshape", state, g.ints(1, sizes.key_heads, self.group, sizes.key_width, sizes.width))
@@ -132,14 +130,18 @@ class RecurrentStreams:
 
     def _solved(self, a: str, right: str) -> str:
         """(1 + A)^-1 w [1, heads, m, width] of A [1, heads, m, m], which is zero but below its diagonal: the product
-        (1 - A) (1 + A^2) (1 + A^4) .. w, whose powers end."""
+        (1 - A) (1 + A^2) (1 + A^4) .. w, up to the power that is zero for `gamma` rows."""
         g = self.g
         powers = [g.op("Mul", a, g.number(-1.0))]
-        for _ in range(MOST_DOUBLED - 1):
+        while 2 ** len(powers) < self.states.gamma:
             powers.append(g.op("MatMul", powers[-1], powers[-1]))
         for power in reversed(powers):
             right = g.op("Add", right, g.op("MatMul", power, right))
         return right
+
+
+def _remainder(g: Scope, number: str, size: str) -> str:
+    return g.op("Sub", number, g.op("Mul", g.op("Div", number, size), size))
 
 
 def slots_of(g: Scope, decoder: Decoder, layer: int) -> str:
