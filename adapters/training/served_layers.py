@@ -48,8 +48,7 @@ Served = Callable[[Sequence[int]], BundleStates]  # the same of one bundle
 
 def read_states_alone(decoder: HFDecoder, count: int) -> bool:
     """Tells whether the layers from `count` on read nothing of those below but their states."""
-    convolve = any(decoder.conv(index) is not None for index in range(len(decoder.layers)))
-    return decoder.per_layer is None and not convolve and not decoder.kept_below(count)
+    return decoder.per_layer is None and not decoder.kept_below(count)
 
 
 class AnsweredStates:
@@ -96,7 +95,7 @@ class ServedLayers:
         stack: nn.Module = model.get_submodule(decoder.family.stack)
         stack.register_forward_pre_hook(self._read, with_kwargs=True)
         for index, layer in enumerate(decoder.layers[: layers[-1]]):
-            layer.forward = partial(self._leave, index)
+            layer.forward = partial(self._leave, index, decoder.family.tuples)
             for parameter in layer.parameters():
                 parameter.data = parameter.data.new_empty(0)
 
@@ -107,8 +106,10 @@ class ServedLayers:
         texts = [torch.from_numpy(self.states(row[:n].tolist())) for row, n in zip(ids, lengths, strict=True)]
         self.entered = pad_sequence([text.transpose(0, 1) for text in texts], batch_first=True)  # [B, T, layers, H]
 
-    def _leave(self, index: int, hidden: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        """The states [B, T, H] after layer `index`."""
-        if index + 1 not in self.layers:
-            return torch.full_like(hidden, torch.nan)
-        return self.entered[:, :, self.layers.index(index + 1)].to(hidden)
+    def _leave(self, index: int, tuples: int, hidden: Tensor, *args: Any, **kwargs: Any) -> Any:
+        """The states [B, T, H] after layer `index`, as Hugging Face's layer returns them (`Family.tuples`)."""
+        if index + 1 in self.layers:
+            states = self.entered[:, :, self.layers.index(index + 1)].to(hidden)
+        else:
+            states = torch.full_like(hidden, torch.nan)
+        return (states, None)[:tuples] if tuples else states

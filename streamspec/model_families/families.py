@@ -194,6 +194,7 @@ FAMILIES = {
     "arcee": Family(up=("mlp.up_proj",), gated=False),
     "bamba": replace(
         _MAMBA,
+        tuples=2,
         final_norm="final_layernorm",
         mlp_norm="pre_ff_layernorm",
         up=("feed_forward.gate_proj", "feed_forward.up_proj"),
@@ -205,6 +206,7 @@ FAMILIES = {
     "exaone": Family(),
     "falcon_h1": replace(
         _MAMBA,
+        tuples=1,
         final_norm="final_layernorm",
         mlp_norm="pre_ff_layernorm",
         up=("feed_forward.gate_proj", "feed_forward.up_proj"),

@@ -205,6 +205,7 @@ class Family:
     conv_in: tuple[str, ...] = ("conv.in_proj",)
     conv_out: tuple[str, ...] = ("conv.out_proj",)
     recurrent: RecurrentState | None = None  # that follows the convolution
+    tuples: int = 0  # as the first of a tuple of so many Hugging Face's layers return their rows, 0 for alone
     # Norms of what the halves of such layers read, where these are others than beside attention, with none after them.
     conv_norms: tuple[str, str] | None = None
     untuned: tuple[str, ...] = ()  # maps for which PEFT refuses a LoRA, in models of the family

@@ -31,10 +31,11 @@ from streamspec.export import export_bundle
 from streamspec.export.runners.lower_layers import LowerLayers
 from streamspec.runtime.hardware import native_library
 from tests.support.gguf_cases import quantized
+from tests.support.recurrent_families import WHOLE
 from tests.support.tiny_models import options, tiny_model, tiny_tokenizer
 
-ALONE = "llama", "qwen2", "phi", "gpt2", "opt", "gemma2", "gemma3_text", "stablelm", "gpt_neox", "olmo2"
-MORE = "lfm2", "gemma4_text"  # whose layers share keys, or mix what enters them
+ALONE = "llama", "qwen2", "phi", "gpt2", "opt", "gemma2", "gemma3_text", "stablelm", "gpt_neox", "olmo2", "lfm2", *WHOLE
+MORE = ("gemma4_text",)  # whose layers share keys, and mix what enters them
 IDS = torch.tensor([[5, 9, 33, 8, 40, 41], [12, 60, 7, 2, 2, 2]])
 MASK = torch.tensor([[1] * 6, [1, 1, 1, 0, 0, 0]])
 
