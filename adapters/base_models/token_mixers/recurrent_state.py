@@ -76,6 +76,13 @@ class StateRule(ABC):
         mixed = (windows * conv.weight[:, 0].T).sum(dim=-2)
         return nn.functional.silu(mixed if conv.bias is None else mixed + conv.bias)
 
+    def convolved_text(self, inputs: Tensor) -> Tensor:
+        """The same of the inputs [B, T, inputs] of whole texts."""
+        conv, columns = self.module.conv1d, nn.functional.pad(inputs.transpose(1, 2), (self.taps - 1, 0))
+        bias = None if conv.bias is None else conv.bias.to(inputs.dtype)
+        mixed = nn.functional.conv1d(columns, conv.weight.to(inputs.dtype), bias, groups=inputs.shape[-1])
+        return nn.functional.silu(mixed.transpose(1, 2))
+
     @property
     def taps(self) -> int:
         return int(self.module.conv1d.weight.shape[-1])
@@ -169,7 +176,8 @@ def recurrent_state(module: Any, hidden: Tensor, mask: Tensor, cache: Any, index
     if paths is None:
         returned, values = _in_order(rule, every, decay, step, mask)
     else:
-        returned, values = _along(rule, every, decay, step, paths)
+        with torch.autocast(hidden.device.type, enabled=False):
+            returned, values = _along(rule, every.float(), decay.float(), step.float(), paths)
     return rule.out(returned.to(hidden.dtype), values.to(hidden.dtype), gate)
 
 
@@ -215,24 +223,21 @@ def _in_order(rule: StateRule, every: Tensor, decay: Tensor, step: Tensor, mask:
     return torch.stack(outputs[first:], 1), v[:, first:]
 
 
-@torch.autocast("cpu", enabled=False)
-@torch.autocast("cuda", enabled=False)
 def _along(rule: StateRule, every: Tensor, decay: Tensor, step: Tensor, paths: Paths) -> tuple[Tensor, Tensor]:
     """As `_in_order`, of the last rows of `every`, which are `paths` beside the text of those before them. As sums over
     the text's rows, of which each path starts at one, and over the rows before in the path:
 
         o_i = e^G_ri q_i . S_r + sum_(j<=i) e^G_ji (k_j q_i) d_j        S_r = sum_(j<=r) e^G_jr k_j d_j^T
     """
-    every, decay, step = (side.float() for side in (every, decay, step))
     length, count = paths.length, paths.rows.shape[1]
     text = every.shape[1] - count * length
     main, own = every.split([text, count * length], 1)
-    back = rule.taps - 1
-    padded = nn.functional.pad(main, (0, 0, back, 0))
-    _, k, v = rule.heads(rule.convolved(padded.unfold(1, rule.taps, 1).transpose(2, 3)))
+    _, k, v = rule.heads(rule.convolved_text(main))
     updates = _updates(rule, k, v, decay[:, :text], step[:, :text])
 
     # Of paths [B, heads, P, length, ..]
+    back = rule.taps - 1
+    padded = nn.functional.pad(main, (0, 0, back, 0))
     at = (paths.rows[:, :, None] + torch.arange(1, back + 1, device=every.device)).flatten(1)
     before = padded.gather(1, at[..., None].expand(-1, -1, main.shape[-1])).unflatten(1, (count, back))
     windows = torch.cat([before, own.unflatten(1, (count, length))], 2).unfold(2, rule.taps, 1).transpose(3, 4)
