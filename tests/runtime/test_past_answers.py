@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +25,7 @@ from tests.support.manifests import manifest
 from tests.support.toy_runner import Setup, ToyRunner, scripted
 
 ANSWER = list(range(5, 45))
+ROOT = Path(__file__).parents[2]
 
 
 def described(digest: str = "0" * 64) -> Manifest:
@@ -56,7 +59,7 @@ def test_an_answer_given_before_is_drafted_from() -> None:
 def test_the_file_is_private_and_the_next_load_goes_on_from_it(tmp_path: Path) -> None:
     path = tmp_path / "answers"
     past = PastAnswers(described(), path)
-    assert past.store is None and not path.exists()
+    assert past.store is None and path.read_bytes() == past._header
     for _ in range(5):
         past.add(ANSWER)
     past.add([])
@@ -131,7 +134,7 @@ def test_of_a_long_file_the_newest_answers_are_read(tmp_path: Path, monkeypatch:
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"something else entirely", b"streamspec answers 1 " + b"1" * 64 + b"\n" + bytes(8)]
+    "content", [b"s", b"something else entirely", b"streamspec answers 1 " + b"1" * 64 + b"\n" + bytes(8)]
 )
 def test_a_file_that_holds_something_else_is_refused_and_left_alone(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "other"
@@ -176,9 +179,76 @@ def test_a_file_that_cannot_be_written_anew_is_read_and_no_longer_kept(
 
 
 def test_a_file_that_cannot_be_written_ends_the_keeping_and_nothing_else(tmp_path: Path) -> None:
-    past = PastAnswers(described(), tmp_path / "none" / "answers")
+    past = PastAnswers(described(), tmp_path / "answers")
+    (tmp_path / "answers").unlink()
+    (tmp_path / "answers").mkdir()
     with pytest.warns(RuntimeWarning, match="answers are no longer kept"):
         past.add(ANSWER)
     for _ in range(4):
         past.add(ANSWER)
     assert past.store is not None
+
+
+@pytest.mark.parametrize("name", ["none/answers", "x" * 300, "x\0y"])
+def test_a_place_where_no_file_can_be_is_refused_before_any_answer(name: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="expected a (path|place for a file|file that can be read)"):
+        PastAnswers(described(), f"{tmp_path}/{name}")
+
+
+@pytest.mark.parametrize("length", [0, 30, 85])
+def test_a_file_cut_off_in_its_first_line_begins_anew(length: int, tmp_path: Path) -> None:
+    path = tmp_path / "answers"
+    header = PastAnswers(described(), path)._header
+    path.write_bytes(header[:length])
+    PastAnswers(described(), path).add(ANSWER)
+    assert PastAnswers(described(), path)._tokens == [*ANSWER, END]
+
+
+def test_answers_of_another_tokenizer_do_not_come_into_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "answers"
+    past = PastAnswers(described(), path)
+    path.unlink()
+    PastAnswers(described("1" * 64), path).add([7, 8])
+    before = path.read_bytes()
+    with pytest.warns(RuntimeWarning, match="it holds answers of another tokenizer by now; answers are no longer kept"):
+        past.add(ANSWER)
+    assert path.read_bytes() == before
+
+
+@pytest.mark.skipif(os.name != "posix", reason="links need rights on Windows")
+def test_a_link_stays_a_link(tmp_path: Path) -> None:
+    path, link = tmp_path / "answers", tmp_path / "link"
+    PastAnswers(described(), path).add(ANSWER)
+    with path.open("ab") as file:
+        file.write(b"\0")
+    link.symlink_to(path)
+    PastAnswers(described(), link).add(ANSWER)
+    assert link.is_symlink() and len(PastAnswers(described(), path)._tokens) == 2 * 41
+
+
+def test_a_file_that_has_grown_long_keeps_the_newest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(past_answers, "MAX_TOKENS", 100)
+    monkeypatch.setattr(past_answers, "GROWN", 300)
+    path = tmp_path / "answers"
+    past = PastAnswers(described(), path)
+    for first in range(5, 55):
+        past.add(list(range(first, first + 9)))
+    assert path.stat().st_size < len(past._header) + 4 * 310
+    assert PastAnswers(described(), path)._tokens[-10:] == [*range(54, 63), END]
+
+
+def test_processes_that_share_a_new_file_take_turns(tmp_path: Path) -> None:
+    code = (
+        "import sys; from tests.runtime.test_past_answers import ANSWER, PastAnswers, described\n"
+        "past = PastAnswers(described(), sys.argv[1]); sys.stdin.readline(); [past.add(ANSWER) for _ in range(20)]"
+    )
+    path = tmp_path / "answers"
+    command = [sys.executable, "-c", code, str(path)]
+    others = [subprocess.Popen(command, stdin=subprocess.PIPE, text=True, cwd=ROOT) for _ in range(3)]
+    for other in others:
+        assert other.stdin is not None
+        with other.stdin:
+            other.stdin.write("go\n")
+    assert [other.wait(60) for other in others] == [0, 0, 0]
+    assert PastAnswers(described(), path)._tokens == 60 * [*ANSWER, END]
+    assert not list(tmp_path.glob("*.lock"))
