@@ -10,6 +10,7 @@ long as a step has rows.
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
@@ -33,6 +34,11 @@ ALONE = (0.50, 0.82, 0.86, 0.90, 0.93, 0.94, 0.97, 0.977, 0.986)
 # Of the first token after one near the place that came again; after a word in the place of one that begins alike, of
 # another one, by its first token and by further ones; of an edit that was made before; of the token in its place.
 FOUND, CORRECTED, REPLACED, REPLACED_LONG, REPEATED, KEPT = range(len(ALONE), len(ALONE) + 6)
+LONGEST_WORD = 16  # tokens; where more come without a space, words are not told apart
+# Letters of scripts without spaces: Thai, Lao, Burmese, Khmer, kana, Chinese characters.
+UNSPACED = re.compile(
+    r"[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]"
+)
 LONGEST_EDIT = 8  # tokens, before and after, that are tried again where the same tokens come again
 NO_EDIT: tuple[list[int], list[int]] = ([], [])
 
@@ -132,13 +138,13 @@ class PredictionIndex:
 
     def _after_word(self, place: int) -> int:
         """Returns where the word at `place` ends."""
-        place += 1
-        while place < len(self._tokens) and not self._begins_word(self._tokens[place]):
-            place += 1
-        return place
+        last = min(place + LONGEST_WORD, len(self._tokens))
+        after = (at for at in range(place + 1, last) if self._begins_word(self._tokens[at]))
+        return next(after, max(last, place + 1))
 
     def _begins_word(self, token: int) -> bool:
-        return not self._text(token)[:1].isalnum()
+        first = self._text(token)[:1]
+        return not first.isalnum() or bool(UNSPACED.match(first))
 
     def _place(self, size: int) -> int:
         """Returns the place after the last `size` tokens in the prediction: the first from the anchor on, or else the

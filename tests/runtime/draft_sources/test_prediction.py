@@ -171,6 +171,30 @@ def test_a_replacement_ends_where_a_word_does(new: list[str], offered: dict[str,
     assert {"|".join(map(words.__getitem__, path)): level for path, level in paths(index).items()} == offered
 
 
+def test_without_spaces_a_token_replaces_a_token() -> None:
+    """Chinese characters are words of their own."""
+    words = ["今天", "天气", "很", "好", "我们", "去", "公园", "下雨"]
+    index = PredictionIndex(list(range(7)), words.__getitem__)
+    index.extend([])
+    index.extend([0, 1, 2, 7])  # 下雨 in the place of 好
+    found = index.find(8)
+    assert found is not None and [words[token] for token in found.tokens] == ["我们", "去", "公园"]
+
+
+def test_a_long_run_without_a_word_costs_a_few_tokens() -> None:
+    asked: list[int] = []
+
+    def text(token: int) -> str:
+        asked.append(token)
+        return "a"
+
+    index = PredictionIndex([9] * 10_000, text)
+    index.extend([])
+    index.extend([9, 9, 9, 5])
+    index.find(8)
+    assert len(asked) < 100
+
+
 def test_tokens_that_came_are_counted_once() -> None:
     assert following(FILE, *FILE).came == len(FILE)
     assert following(FILE, *FILE[:50], 1, 2, *FILE[60:]).came == len(FILE) - 10
