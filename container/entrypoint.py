@@ -23,13 +23,21 @@ COMMAND = [sys.executable, "-m", "streamspec"]
 PUBLISH, TOKEN = "STREAMSPEC_PUBLISH", "STREAMSPEC_TOKEN"
 MOST_CONNECTIONS = 128  # as many as the server takes
 AT_ONCE = 1 << 16
+LINGER = 10.0  # seconds for a client to read what is left once the server has closed
+
+
+class Parser(argparse.ArgumentParser):
+    """Refuses in one line."""
+
+    def error(self, message: str) -> NoReturn:
+        refuse(message)
 
 
 def served_port(arguments: Sequence[str]) -> int:
     """The port of `serve` in the command line. Ends the program where publishing it was not asked for as it has to be:
     with a token of the operator's, on IPv4, and at a port that is known.
     """
-    parser = argparse.ArgumentParser(prog="streamspec serve", add_help=False, allow_abbrev=False)
+    parser = Parser(add_help=False, allow_abbrev=False)
     parser.add_argument("--port", type=int, default=8080)
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--token")
@@ -39,6 +47,8 @@ def served_port(arguments: Sequence[str]) -> int:
         refuse(f"{PUBLISH} without a token; expected {TOKEN} or --token-file; give one, and keep it")
     if given.port == 0 or given.host == "::1":
         refuse(f"{PUBLISH} with --port 0 or --host ::1; expected a port of its own; leave them out")
+    if not 0 < given.port < 1 << 16:
+        refuse(f"--port {given.port}; expected 1..65535; change it")
     return int(given.port)
 
 
@@ -48,19 +58,21 @@ def refuse(message: str) -> NoReturn:
     raise SystemExit(2)
 
 
-def own_address() -> str:
-    """The container's own address on its network. Ends the program where it has none but loopback."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect(("192.0.2.1", 9))  # sends nothing: asks which address would
-        except OSError:
-            refuse(f"{PUBLISH} without a network; expected one; leave {PUBLISH} out")
-        return str(probe.getsockname()[0])
+def own_addresses() -> list[str]:
+    """The container's own addresses on its networks. Ends the program where it has none but loopback."""
+    found = set[str]()
+    with suppress(OSError):  # as its name is known there, also on a network without a way out
+        found.update(socket.gethostbyname_ex(socket.gethostname())[2])
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, suppress(OSError):
+        probe.connect(("192.0.2.1", 9))  # sends nothing: asks which address would
+        found.add(str(probe.getsockname()[0]))
+    addresses = sorted(address for address in found if not address.startswith("127."))
+    return addresses or refuse(f"{PUBLISH} without a network; expected one; leave {PUBLISH} out")
 
 
-async def relayed(listen: str, port: int, command: Sequence[str]) -> int:
-    """Runs `command` and passes connections to `listen`:`port` on to 127.0.0.1:`port`. SIGTERM and SIGINT go to the
-    command. Returns its exit code, 0 where it ended by one of them.
+async def relayed(listen: Sequence[str], port: int, command: Sequence[str]) -> int:
+    """Runs `command` and passes connections to `port` at the addresses `listen` on to 127.0.0.1:`port`. SIGTERM and
+    SIGINT go to the command. Returns its exit code, 0 where it ended by one of them.
     """
     slots = asyncio.Semaphore(MOST_CONNECTIONS)
 
@@ -76,7 +88,10 @@ async def relayed(listen: str, port: int, command: Sequence[str]) -> int:
                 return
             await asyncio.gather(passed(reader, inner_writer), passed(inner_reader, writer))
 
-    relay = await asyncio.start_server(accept, listen, port)
+    try:
+        relay = await asyncio.start_server(accept, listen, port)
+    except OSError as error:
+        refuse(f"port {port} at {', '.join(listen)}: {error.strerror or error}; expected a free one; change --port")
     child = await asyncio.create_subprocess_exec(*command)
     sent: set[int] = set()
 
@@ -93,7 +108,7 @@ async def relayed(listen: str, port: int, command: Sequence[str]) -> int:
 
 
 async def passed(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Passes bytes on until either side closes; then the other end is closed as well."""
+    """Passes bytes on until either side closes; then the other end is closed as well, soon without what is unread."""
     try:
         while data := await reader.read(AT_ONCE):
             writer.write(data)
@@ -102,12 +117,13 @@ async def passed(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> 
         pass
     finally:
         writer.close()
+        asyncio.get_running_loop().call_later(LINGER, writer.transport.abort)
 
 
 def main(arguments: Sequence[str]) -> None:
     if arguments[:1] == ["serve"] and os.environ.get(PUBLISH) == "1":
         port = served_port(arguments)
-        sys.exit(asyncio.run(relayed(own_address(), port, [*COMMAND, *arguments])))
+        sys.exit(asyncio.run(relayed(own_addresses(), port, [*COMMAND, *arguments])))
     os.execv(sys.executable, [*COMMAND, *arguments])
 
 

@@ -136,11 +136,11 @@ def _kept_answers(path: Path, base_sha256: str) -> list[Text] | None:
 
 
 def _pieces(path: Path) -> Iterator[str]:
-    """A plain text in pieces of whole lines."""
+    """A plain text in pieces of whole lines, long ones cut."""
     try:
         piece, size = list[str](), 0
         with path.open(encoding="utf-8") as file:
-            for line in file:
+            while line := file.readline(PIECE):
                 piece.append(line)
                 size += len(line)
                 if size >= PIECE:

@@ -61,7 +61,7 @@ def command(
     ] = None,
     store_tokens: Annotated[
         int | None,
-        typer.Option(help="Most tokens of --store, 6 bytes each; default: 300000."),
+        typer.Option(help="Most tokens of --store, 6 bytes each, of a vocabulary above 65,536 8; default: 300000."),
     ] = None,
     swappable: Annotated[
         bool,

@@ -128,6 +128,12 @@ def test_a_text_that_is_too_long_leaves_room_for_the_others(
         answer_store.add_store(tmp_path, manifest, [texts[place]], 1500, Tokenizer(models.BPE()))
 
 
+def test_a_plain_text_without_newlines_is_cut(tmp_path: Path) -> None:
+    (tmp_path / "one.txt").write_text("ab cd ef " * 2000)
+    pieces = list(answer_store._pieces(tmp_path / "one.txt"))
+    assert "".join(pieces) == "ab cd ef " * 2000 and max(map(len, pieces)) <= answer_store.PIECE
+
+
 @pytest.mark.parametrize(
     ("flags", "said"),
     [

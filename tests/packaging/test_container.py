@@ -32,7 +32,7 @@ IMAGE = "streamspec-test"
 ENTRY = """
 import runpy, sys
 entry = runpy.run_path(sys.argv[1])
-entry["main"].__globals__["own_address"] = lambda: "127.0.0.2"
+entry["main"].__globals__["own_addresses"] = lambda: ["127.0.0.2"]
 entry["main"](sys.argv[2:])
 """
 ENTRYPOINT = ROOT / "container" / "entrypoint.py"
@@ -164,12 +164,24 @@ def test_without_publishing_the_command_line_runs_as_it_is() -> None:
         ([], "without a token"),
         (["--token", TOKEN, "--port", "0"], "--port 0"),
         (["--token-file", "t", "--host=::1"], "::1"),
+        (["--token", TOKEN, "--port", "70000"], "--port 70000; expected 1..65535"),
+        (["--token", TOKEN, "--port", "abc"], "--port: invalid int value: 'abc'"),
     ],
 )
 def test_nothing_is_published_without_a_token_of_the_operators(arguments: list[str], says: str) -> None:
     with entry("serve", "bundle", *arguments, STREAMSPEC_PUBLISH="1") as process:
         _, errors = process.communicate()
     assert process.returncode == 2 and says in errors and errors.count("\n") == 1
+
+
+def test_a_port_in_use_is_said_in_one_line() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.2", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        with entry("serve", "bundle", "--port", port, STREAMSPEC_PUBLISH="1", STREAMSPEC_TOKEN=TOKEN) as process:
+            _, errors = process.communicate()
+    assert process.returncode == 2 and f"port {port} at 127.0.0.2: " in errors and errors.count("\n") == 1
 
 
 @contextmanager
