@@ -88,6 +88,7 @@ def read_inputs(
         say(f"--method auto: {method}")
         config = replace(config, method=method)
     ns = check_layers(config, base.model_type, described.num_hidden_layers)
+    config.drafter.check_config(config.resolved, described)
     check_bits(config, described)
     config = replace(
         config, max_length=longest_text(config, FAMILIES[base.model_type], described.max_position_embeddings)

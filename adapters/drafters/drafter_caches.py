@@ -46,6 +46,10 @@ class AppendCache(DrafterCache):
         i = self.numbers.index(layer)
         return torch.cat([self.keys[i], key], dim=2), torch.cat([self.values[i], self._turned(value)], dim=2)
 
+    def main_keys(self, layer: int) -> Tensor:
+        """The main rows' keys of `layer`."""
+        return self.keys[self.numbers.index(layer)]
+
     def _turned(self, value: Tensor) -> Tensor:
         """`value` [B, Hkv, P*gamma, D] with its halves as real and imaginary parts; of a convolution, without values,
         as it is."""

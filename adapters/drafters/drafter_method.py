@@ -22,9 +22,9 @@ class DrafterMethod:
     `fixed`: values of options that it does not leave open; `defaults`: of those whose default is the method's.
     `recipes`: allowed ones, the default first; `warm_start`: those that may begin with another adapter's drafter.
     `learns_alone`: the option that says which share of a joint run trains the drafter alone first. `check` refuses
-    resolved options that do not go together, `check_base` a base (family, number of layers) that cannot have it;
-    `unsupported_layers` returns why the method cannot draft for the layers of a base (its family, its config), or None;
-    `check_warm_start` refuses an adapter (its `streams` section) of another shape.
+    resolved options that do not go together, `check_base` a base (family, number of layers) that cannot have it,
+    `check_config` one by its config; `unsupported_layers` returns why the method cannot draft for the layers of a base
+    (its family, its config), or None; `check_warm_start` refuses an adapter (its `streams` section) of another shape.
     """
 
     model: str | None = None
@@ -36,5 +36,6 @@ class DrafterMethod:
     learns_alone: str | None = None
     check: Callable[[Mapping[str, Any]], None] = lambda options: None
     check_base: Callable[[Mapping[str, Any], str, int], None] = lambda options, family, layers: None
+    check_config: Callable[[Mapping[str, Any], Any], None] = lambda options, base: None
     unsupported_layers: Callable[[Family, Any], str | None] = lambda family, config: None
     check_warm_start: Callable[[Mapping[str, Any], Mapping[str, Any]], None] = lambda options, saved: None

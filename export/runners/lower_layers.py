@@ -23,7 +23,7 @@ from streamspec.export.runners.graph_runner import GraphRunner, open_model
 from streamspec.export.runners.kept_states import keep_states, kept_states
 from streamspec.runtime import Session
 from streamspec.runtime.hardware import native_library
-from streamspec.step_graph import ENTERED, is_cache
+from streamspec.step_graph import ENTERED, PAST, PRESENT, is_cache, renamed
 
 ROWS = 256  # of a call, at most
 ADVICE = "export it again, or leave training to PyTorch: --answers-from another bundle"
@@ -81,11 +81,14 @@ def cut(model: onnx.ModelProto, layers: Sequence[int]) -> tuple[onnx.ModelProto,
     if len(every) <= max(layers):
         raise ConfigError("a bundle whose graph does not name the states between its layers", "a newer one", ADVICE)
     entered = [every[layer] for layer in layers]
-    graph, wanted, nodes = model.graph, set(entered), list[onnx.NodeProto]()
-    for node in reversed(graph.node):
-        if wanted & set(node.output):
-            nodes.append(node)
-            wanted |= read_names([node])
+    graph, ends, wanted, nodes = model.graph, set[str](), set(entered), list[onnx.NodeProto]()
+    while ends < wanted:  # what is read of a cache is written, too
+        ends, nodes = set(wanted), []
+        for node in reversed(graph.node):
+            if wanted & set(node.output):
+                nodes.append(node)
+                wanted |= read_names([node])
+        wanted |= {renamed(name, PAST, PRESENT) for name in wanted if name.startswith(PAST.partition("{")[0])}
     made = {name for node in nodes for name in node.output}
     caches = [value for value in graph.output if is_cache(value.name) and value.name in made]
     inputs: list[Any] = [value for value in graph.input if value.name in wanted]

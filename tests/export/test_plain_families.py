@@ -10,6 +10,7 @@ import pytest
 
 from streamspec.adapters.base_models.resolve import resolve_base
 from streamspec.adapters.drafters.registry import chosen_method
+from streamspec.adapters.drafters.streams.config import check_config
 from streamspec.adapters.drafters.streams.model import StreamConfig, StreamingModel
 from streamspec.adapters.train import train
 from streamspec.adapters.training.config import TrainConfig
@@ -85,8 +86,13 @@ def test_streams_over_recurrent_states_have_no_early_exit(bases: dict[str, Path]
     data.write_text('{"prompt": "a", "completion": "b"}\n' * 8)
     with pytest.raises(ConfigError, match="--exit-layer 1 over qwen3_5_text, whose states take up all rows of a draft"):
         train(TrainConfig(base=str(base), data=data, out=tmp_path / "adapter", method="streaming", exit_layer="1"))
+    drafter = StreamingModel(tiny_model("qwen3_5_text"), StreamConfig(17, 2), frozen=True)
+    adapter = save_random(tmp_path / "long", resolve_base(base), drafter, "streaming")
+    with pytest.raises(AdapterError, match=r"streams.gamma is 17 over recurrent states; expected 1\.\.16"):
+        export_bundle(base, adapter, tmp_path / "bundle", "fp32", progress=lambda line: None)
     drafter = StreamingModel(tiny_model("qwen3_5_text"), StreamConfig(3, 2), frozen=True, prune_rank=4)
     adapter = save_random(tmp_path / "adapter", resolve_base(base), drafter, "streaming")
+    check_config({"exit_layer": "1"}, tiny_model("granitemoehybrid").config)  # attention alone
     with pytest.raises(AdapterError, match="streams.pruning, over recurrent states, .*; expected none"):
         export_bundle(base, adapter, tmp_path / "bundle", "fp32", progress=lambda line: None)
 

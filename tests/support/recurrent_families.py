@@ -1,6 +1,5 @@
-"""Tiny models whose layers keep a recurrent state. No streams run through them, and no bundles but those of any shapes
-for CPUs are made of them, so that tests over all of these leave them out. What follows a `+` tells apart models of one
-family."""
+"""Tiny models whose layers keep a recurrent state. No bundles but those of any shapes for CPUs are made of them, so
+that tests over all of these leave them out. What follows a `+` tells apart models of one family."""
 
 from __future__ import annotations
 

@@ -23,6 +23,7 @@ from streamspec.model_families import Family
 
 L2_EPS = 1e-6
 CHUNK = 64  # rows whose updates are solved together
+PATHS = 128  # of a text at a time: each has products with all of its rows
 
 
 @dataclass(frozen=True)
@@ -70,17 +71,16 @@ class StateRule(ABC):
         inputs, _, decay, step = self.parts(mapped)
         return kept_inputs(torch.cat([inputs, decay, step], -1))
 
-    def convolved(self, windows: Tensor) -> Tensor:
-        """[B, R, inputs] of the last inputs that each row mixes [B, R, taps, inputs]."""
-        conv = self.module.conv1d
-        mixed = (windows * conv.weight[:, 0].T).sum(dim=-2)
-        return nn.functional.silu(mixed if conv.bias is None else mixed + conv.bias)
+    def of_kept(self, keys: Tensor) -> tuple[Tensor, ...]:
+        """Inputs of the convolution, decays and steps of such keys [B, R, ..]."""
+        heads = len(self.module.A_log)
+        return keys.split([keys.shape[-1] - 2 * heads, heads, heads], -1)
 
-    def convolved_text(self, inputs: Tensor) -> Tensor:
-        """The same of the inputs [B, T, inputs] of whole texts."""
-        conv, columns = self.module.conv1d, nn.functional.pad(inputs.transpose(1, 2), (self.taps - 1, 0))
-        bias = None if conv.bias is None else conv.bias.to(inputs.dtype)
-        mixed = nn.functional.conv1d(columns, conv.weight.to(inputs.dtype), bias, groups=inputs.shape[-1])
+    def convolved(self, columns: Tensor) -> Tensor:
+        """[N, R, inputs] of the inputs [N, inputs, taps - 1 + R] of R rows and those before them."""
+        conv = self.module.conv1d
+        bias = None if conv.bias is None else conv.bias.to(columns.dtype)
+        mixed = nn.functional.conv1d(columns, conv.weight.to(columns.dtype), bias, groups=columns.shape[1])
         return nn.functional.silu(mixed.transpose(1, 2))
 
     @property
@@ -129,7 +129,7 @@ class StateSpace(StateRule):
 
     def parts(self, mapped: list[Tensor]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         module = self.module
-        both = mapped[0] * getattr(module, "mup_vector", 1.0)
+        both = (mapped[0] * getattr(module, "mup_vector", 1.0)).to(mapped[0].dtype)
         gate, inputs, step = both.split([module.intermediate_size, module.conv_dim, module.num_heads], -1)
         step = nn.functional.softplus(step + module.dt_bias).clamp(*module.time_step_limit)
         return inputs, gate, -module.A_log.exp() * step, step
@@ -145,7 +145,8 @@ class StateSpace(StateRule):
     def out(self, returned: Tensor, values: Tensor, gate: Tensor) -> Tensor:
         module, flat = self.module, (returned + values * self.module.D[:, None]).flatten(-2)
         without = isinstance(module.norm, nn.Identity)
-        out: Tensor = module.out_proj(flat * nn.functional.silu(gate) if without else module.norm(flat, gate))
+        normed = flat * nn.functional.silu(gate) if without else module.norm(flat, gate)
+        out: Tensor = module.out_proj(normed.to(returned.dtype))  # multipliers are in float32
         return out
 
 
@@ -170,15 +171,13 @@ def recurrent_state(module: Any, hidden: Tensor, mask: Tensor, cache: Any, index
         return out
     rule = rule_of(module, family)
     mapped = rule.mapped(hidden)
-    inputs, gate, decay, _ = rule.parts(mapped)
-    kept = cache.update(*rule.kept(mapped), index)[0][:, 0]
-    every, decay, step = kept.split([inputs.shape[-1], *[decay.shape[-1]] * 2], -1)
+    kept = rule.kept(mapped)
     if paths is None:
-        returned, values = _in_order(rule, every, decay, step, mask)
+        returned, values = _in_order(rule, cache.update(*kept, index)[0][:, 0], mask)
     else:
         with torch.autocast(hidden.device.type, enabled=False):
-            returned, values = _along(rule, every.float(), decay.float(), step.float(), paths)
-    return rule.out(returned.to(hidden.dtype), values.to(hidden.dtype), gate)
+            returned, values = _along(rule, cache.main_keys(index)[:, 0].float(), kept[0][:, 0].float(), paths)
+    return rule.out(returned.to(hidden.dtype), values.to(hidden.dtype), rule.parts(mapped)[1])
 
 
 @contextmanager
@@ -200,9 +199,10 @@ def restore_multipliers(module: Any, multipliers: Sequence[float]) -> None:
     module.mup_vector = torch.tensor(multipliers, dtype=torch.float32).repeat_interleave(counts)[None, None]
 
 
-def _in_order(rule: StateRule, every: Tensor, decay: Tensor, step: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+def _in_order(rule: StateRule, keys: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     """What the states return of the last rows of K [B, R, heads, width], one row after another, and these rows' values.
-    `every` [B, K, inputs], `decay` and `step` [B, K, heads]: of all rows."""
+    `keys` [B, K, ..]: what is kept of all rows."""
+    every, decay, step = rule.of_kept(keys)
     first = every.shape[1] - mask.shape[2]
     span = max(rule.taps, 2)  # of one tap the row before is needed, too
     seen = (mask[0, 0, :, :first] == 0).any(0).nonzero()  # of rows of earlier calls: one path
@@ -210,7 +210,8 @@ def _in_order(rule: StateRule, every: Tensor, decay: Tensor, step: Tensor, mask:
     earlier[seen[:, 0]] = nn.functional.pad(seen[:, 0], (span, 0), value=-1).unfold(0, span, 1)[1:]
     at = torch.cat([earlier, last_seen(mask, span)[0]])
     mixing = at[:, -rule.taps :]
-    q, k, v = rule.heads(rule.convolved(every[:, mixing.clamp(min=0)] * (mixing >= 0)[..., None]))
+    windows = every[:, mixing.clamp(min=0)] * (mixing >= 0)[..., None]
+    q, k, v = rule.heads(rule.convolved(windows.flatten(0, 1).transpose(1, 2)).reshape_as(every))
     parents = at[:, -2].tolist()
     states = _States(parents, torch.zeros(*step.shape[::2], k.shape[-1], v.shape[-1]))
     outputs = []
@@ -223,44 +224,63 @@ def _in_order(rule: StateRule, every: Tensor, decay: Tensor, step: Tensor, mask:
     return torch.stack(outputs[first:], 1), v[:, first:]
 
 
-def _along(rule: StateRule, every: Tensor, decay: Tensor, step: Tensor, paths: Paths) -> tuple[Tensor, Tensor]:
-    """As `_in_order`, of the last rows of `every`, which are `paths` beside the text of those before them. As sums over
-    the text's rows, of which each path starts at one, and over the rows before in the path:
+def _along(rule: StateRule, text: Tensor, own: Tensor, paths: Paths) -> tuple[Tensor, Tensor]:
+    """As `_in_order`, of rows along `paths`, each of which starts at a row of a text; `text` [B, T, ..] and `own` [B,
+    P * length, ..] are what is kept of them. As sums over the text's rows and over the rows before in the path:
 
         o_i = e^G_ri q_i . S_r + sum_(j<=i) e^G_ji (k_j q_i) d_j        S_r = sum_(j<=r) e^G_jr k_j d_j^T
     """
-    length, count = paths.length, paths.rows.shape[1]
-    text = every.shape[1] - count * length
-    main, own = every.split([text, count * length], 1)
-    _, k, v = rule.heads(rule.convolved_text(main))
-    updates = _updates(rule, k, v, decay[:, :text], step[:, :text])
+    main, decay, step = rule.of_kept(text)
+    padded = nn.functional.pad(main, (0, 0, rule.taps - 1, 0))
+    _, k, v = rule.heads(rule.convolved(padded.transpose(1, 2)))
+    known = _Text(padded, k, _updates(rule, k, v, decay, step), decay.double().cumsum(1).transpose(1, 2))
+    starts = paths.rows.split(PATHS, 1)
+    done = [
+        _from(rule, known, rows, part.unflatten(1, (-1, paths.length)))
+        for rows, part in zip(starts, own.split(PATHS * paths.length, 1), strict=True)
+    ]
+    returned, values = (torch.cat(sides, 1) for sides in zip(*done, strict=True))
+    return returned, values
 
-    # Of paths [B, heads, P, length, ..]
+
+@dataclass(frozen=True)
+class _Text:
+    """Of a text's rows: inputs of the convolution with zeros before them, keys, what they add to states [B, T, heads,
+    ..], and sums of the logarithms of decays so far [B, heads, T]."""
+
+    padded: Tensor
+    keys: Tensor
+    updates: Tensor
+    total: Tensor
+
+
+def _from(rule: StateRule, text: _Text, rows: Tensor, own: Tensor) -> tuple[Tensor, Tensor]:
+    """As `_along`, of paths [B, P, length, ..] that start at `rows` [B, P]."""
+    count = own.shape[1]
+    inputs, decay, step = rule.of_kept(own)
     back = rule.taps - 1
-    padded = nn.functional.pad(main, (0, 0, back, 0))
-    at = (paths.rows[:, :, None] + torch.arange(1, back + 1, device=every.device)).flatten(1)
-    before = padded.gather(1, at[..., None].expand(-1, -1, main.shape[-1])).unflatten(1, (count, back))
-    windows = torch.cat([before, own.unflatten(1, (count, length))], 2).unfold(2, rule.taps, 1).transpose(3, 4)
-    q, path_keys, path_values = (_by_head(side) for side in rule.heads(rule.convolved(windows)))
-    fading, steps = (_by_head(side[:, text:].unflatten(1, (count, length))[..., None]) for side in (decay, step))
-    since = fading.cumsum(3)
-    sides = torch.cat([path_keys, q], 3)
+    at = (rows[:, :, None] + torch.arange(1, back + 1, device=own.device)).flatten(1)
+    before = text.padded.gather(1, at[..., None].expand(-1, -1, inputs.shape[-1])).unflatten(1, (count, back))
+    columns = torch.cat([before, inputs], 2).flatten(0, 1).transpose(1, 2)
+    q, k, v = (_by_head(side) for side in rule.heads(rule.convolved(columns).unflatten(0, (-1, count))))
+    since, steps = _by_head(decay[..., None]).cumsum(3), _by_head(step[..., None])
 
-    total = decay[:, :text].double().cumsum(1).transpose(1, 2)  # [B, heads, T]
-    ends = total.gather(2, paths.rows[:, None].expand(-1, total.shape[1], -1))
-    faded = (ends[..., None] - total[:, :, None]).clamp(max=0).exp().float()  # [B, heads, P, T]
-    seen = torch.arange(text, device=every.device) <= paths.rows[..., None]
-    weights = torch.einsum("bhpic,bthc->bhpit", sides, k) * (faded * seen[:, None])[:, :, :, None]
-    found = torch.einsum("bhpit,bthw->bhpiw", weights, updates)
+    ends = text.total.gather(2, rows[:, None].expand(-1, text.total.shape[1], -1))
+    faded = (ends[..., None] - text.total[:, :, None]).clamp(max=0).exp().float()  # [B, heads, P, T]
+    seen = torch.arange(text.total.shape[2], device=own.device) <= rows[..., None]
+    weights = torch.einsum("bhpic,bthc->bhpit", torch.cat([k, q], 3), text.keys) * (faded * seen[:, None])[..., None, :]
+    found = torch.einsum("bhpit,bthw->bhpiw", weights, text.updates)
     of_keys, of_queries = (side * since.exp() for side in found.chunk(2, 3))
 
     inside = (since - since.transpose(3, 4)).clamp(max=0).exp().tril()  # [B, heads, P, length, length]
-    added = steps * (path_values - of_keys) if rule.solved else steps * path_values
     if rule.solved:
-        strictly = (steps * inside * (path_keys @ path_keys.transpose(3, 4))).tril(-1)
-        added = _solved(strictly, added)
-    returned = of_queries + (inside * (q @ path_keys.transpose(3, 4))) @ added
-    return tuple(side.permute(0, 2, 3, 1, 4).flatten(1, 2) for side in (returned * rule.scale, path_values))
+        strictly = (steps * inside * (k @ k.transpose(3, 4))).tril(-1)
+        added = _solved(strictly, steps * (v - of_keys))
+    else:
+        added = steps * v
+    returned = (of_queries + (inside * (q @ k.transpose(3, 4))) @ added) * rule.scale
+    returned, values = (side.permute(0, 2, 3, 1, 4).flatten(1, 2) for side in (returned, v))
+    return returned, values
 
 
 def _updates(rule: StateRule, k: Tensor, v: Tensor, decay: Tensor, step: Tensor) -> Tensor:

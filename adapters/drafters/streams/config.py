@@ -36,12 +36,6 @@ def check_base(options: Mapping[str, Any], family: str, layers: int) -> None:
         )
     if chosen is None:
         return
-    if FAMILIES[family].recurrent is not None:
-        raise ConfigError(
-            f"--exit-layer {chosen} over {family}, whose states take up all rows of a draft",
-            "streams without an early exit",
-            "leave it out",
-        )
     if not options["prune_rank"]:
         raise ConfigError(
             f"--exit-layer {chosen} with --prune-rank 0", "a rank of the exit's map", "leave one of them out"
@@ -51,6 +45,16 @@ def check_base(options: Mapping[str, Any], family: str, layers: int) -> None:
             f"exit_layer = {chosen}",
             f"1..{layers - ns}, up to where streams of the last {ns} of {layers} layers begin",
             "change --exit-layer",
+        )
+
+
+def check_config(options: Mapping[str, Any], base: Any) -> None:
+    """Raises ConfigError for early exits over a base with this config, whose states take up all rows of a draft."""
+    if options["exit_layer"] is not None and FAMILIES[base.model_type].remembers(base):
+        raise ConfigError(
+            f"--exit-layer {options['exit_layer']} over {base.model_type}, whose states take up all rows of a draft",
+            "streams without an early exit",
+            "leave it out",
         )
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from streamspec.adapters.drafters.drafter_method import HARD_LABELS, STAGED, DrafterMethod
 from streamspec.adapters.drafters.options import TrainedAloneOptions, comma_parts
-from streamspec.adapters.drafters.streams.config import check_base, check_warm_streams
+from streamspec.adapters.drafters.streams.config import check_base, check_config, check_warm_streams
 from streamspec.bundle.manifest import POSITIONS
 from streamspec.errors import ConfigError
 from streamspec.option_fields import option
@@ -63,6 +63,7 @@ STREAMING = DrafterMethod(
     defaults=HARD_LABELS,
     warm_start=STAGED,
     check_base=check_base,
+    check_config=check_config,
     unsupported_layers=lambda family, config: family.halves,
     check_warm_start=check_warm_streams,
 )

@@ -16,6 +16,8 @@ from streamspec.export.ops.builder import Array
 from streamspec.export.spec.decoder_spec import DecoderSpec
 from streamspec.export.spec.draft_spec import DraftSpec, PruningSpec
 
+MOST_OVER_STATES = 16  # streams: powers that solve for more of them would cancel
+
 
 @dataclass(frozen=True, kw_only=True)
 class StreamSpec(DraftSpec):
@@ -74,6 +76,8 @@ def shapes(section: AdapterSection) -> Shapes:
         shapes["shares"] = (section.gamma, 2)
     if config.get("root_token"):
         shapes["root_map"] = (spec.hidden, spec.hidden)
+    if spec.state is not None and section.gamma > MOST_OVER_STATES:
+        raise section.refused(f"streams.gamma is {section.gamma} over recurrent states", f"1..{MOST_OVER_STATES}")
     if config.get("pruning"):
         if spec.state is not None:
             raise section.refused("streams.pruning, over recurrent states, which take up all rows of a draft", "none")

@@ -11,6 +11,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from streamspec.adapters.base_models.hf_decoder import HFDecoder, with_cache
+from streamspec.adapters.base_models.token_mixers import recurrent_state
 from streamspec.adapters.drafters.drafting_model import IGNORE, DraftRows, DraftTargets, MainPass
 from streamspec.adapters.drafters.least_squares import unit_rms
 from streamspec.adapters.drafters.losses import draft_losses, lookup_table, pick_rows
@@ -132,6 +133,22 @@ def test_streams_start_from_the_states_of_long_texts(family: str) -> None:
             torch.testing.assert_close(logits[b, p], expected, atol=5e-4, rtol=5e-4)
 
 
+@pytest.mark.parametrize("family", WHOLE)
+def test_streams_over_states_in_bfloat16_are_near_those_in_float32(family: str) -> None:
+    """Outside of autocast, as they are judged."""
+    streams, rows, roots = streaming(tiny_model(family)), torch.tensor([[2, 4], [1, 3]]), torch.full((2, 2), 12)
+    with torch.no_grad():
+        exact = streams.draft_pass(streams.main_pass(IDS, MASK), beside(rows, roots))
+        streams.model.bfloat16()
+        for module in streams.model.modules():
+            if hasattr(module, "mup_vector"):
+                module.mup_vector = module.mup_vector.float()  # as training has it
+        main = streams.main_pass(IDS, MASK)
+        rounded = streams.draft_pass(main, beside(rows, roots))
+    assert rounded.dtype == torch.bfloat16 and {key.dtype for key in main.keys} == {torch.bfloat16}
+    assert (rounded.float() - exact).norm() < 0.3 * exact.norm()  # experts may be others
+
+
 def test_early_exits_read_the_inputs_of_their_layers_and_streams_are_as_without() -> None:
     model = tiny_model("llama")
     torch.manual_seed(1)
@@ -183,6 +200,17 @@ def test_main_rows_are_bit_for_bit_those_of_the_plain_model_with_a_stream_lora_a
         with streams.drafter_lora(False):
             without = streams.draft_pass(main, beside(rows, roots))
     assert not torch.allclose(with_lora, without, atol=1e-3), "the stream LoRA must act on stream rows"
+
+
+@pytest.mark.parametrize("frozen", [True, False])
+def test_what_a_text_adds_to_states_learns_with_the_target_alone(frozen: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[torch.Tensor] = []
+    updates = recurrent_state._updates
+    monkeypatch.setattr(recurrent_state, "_updates", lambda *given: made.append(updates(*given)) or made[-1])
+    streams = streaming(tiny_model("qwen3_5_text").requires_grad_(not frozen), frozen=frozen)
+    picked = beside(torch.tensor([[2], [1]]), torch.tensor([[12], [21]]))
+    assert streams.draft_pass(streams.main_pass(IDS, MASK), picked).requires_grad
+    assert made and all(one.requires_grad != frozen for one in made)
 
 
 def test_mask_equals_brute_force() -> None:

@@ -64,6 +64,24 @@ def test_a_layer_that_is_an_mlp_alone_counts_as_one(tmp_path: Path) -> None:
     assert (np.linalg.norm(states - expected, axis=(1, 2)) < 0.1 * np.linalg.norm(expected, axis=(1, 2))).all()
 
 
+STANDARD = [("falcon_h1+gated_last", {}), ("qwen3_5_text", {"linear_value_head_dim": 24})]
+
+
+@pytest.mark.parametrize(("family", "own"), STANDARD, ids=str)
+def test_states_in_standard_nodes_keep_what_later_calls_read(family: str, own: dict[str, int], tmp_path: Path) -> None:
+    """As there is no native operator for these; texts one after the other, over the states of those before."""
+    model = tiny_model(family, max_position_embeddings=512, **own)
+    save_base(tmp_path / "base", model)
+    export_bundle(tmp_path / "base", None, tmp_path / "bundle", progress=lambda _: None, measure=False)
+    lower = LowerLayers(tmp_path / "bundle", range(1, 4), threads=1)
+    for count in (200, 40, 130):
+        text = np.random.default_rng(count).integers(3, 90, count)
+        with torch.no_grad():
+            entered = model(torch.tensor(text[None]), output_hidden_states=True).hidden_states[1:4]
+        expected, states = torch.cat(entered).numpy(), lower(text.tolist())
+        assert (np.linalg.norm(states - expected, axis=(1, 2)) < 0.2 * np.linalg.norm(expected, axis=(1, 2))).all()
+
+
 def test_a_part_holds_no_weights_of_upper_layers_and_no_head(folders: tuple[Path, Path]) -> None:
     whole = onnx.load(folders[0] / NATIVE, load_external_data=False)
     part, entered = cut(whole, [1, 2])
