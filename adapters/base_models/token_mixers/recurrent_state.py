@@ -165,9 +165,9 @@ def recurrent_state(module: Any, hidden: Tensor, mask: Tensor, cache: Any, index
     where it has `paths`, the rows are along these."""
     paths = getattr(cache, "paths", None)
     if paths is None and _is_text(hidden, mask):
-        with watched_states(module, family) as kept:
+        with watched_states(module, family) as passes:
             out: Tensor = module(hidden)
-        cache.update(*kept[0], index)
+        cache.update(*passes[0], index)
         return out
     rule = rule_of(module, family)
     mapped = rule.mapped(hidden)
