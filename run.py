@@ -43,7 +43,7 @@ LOWEST_TESTS = (
     "tests/export/test_peft_lora.py",
     "tests/integration/test_whole_path.py::test_the_runtime_writes_what_transformers_writes",
     "-k",
-    "not internlm3 and not lfm3",  # of newer transformers
+    "not internlm3 and not lfm3 and not olmo_hybrid",  # of newer transformers
     "-W",
     "default",  # what old libraries warn of is no news
 )

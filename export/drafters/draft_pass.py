@@ -65,7 +65,7 @@ class Accepted:
     root: str = ""  # int64 [1]: the token after the node
     final: str = ""  # [1, H]: the node's finished state, as the head sees it
     rings: Mapping[int, Ring] = field(default_factory=dict)  # by window, of layers that keep no more
-    before: Callable[[], RowsBefore] | None = None  # where there are convolutions
+    before: Callable[[], RowsBefore] | None = None  # made where a convolution asks for them
     inputs_of: Callable[[tuple[str, ...]], Read] | None = None
     below: Accepted | None = None  # these values for all rows before pruning, to attend to layers below the exit
     node_in_logit_rows: str = ""

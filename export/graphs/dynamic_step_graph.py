@@ -28,7 +28,7 @@ from streamspec.export.layers.attention import RowExactAttention, window_out
 from streamspec.export.layers.decoder import Decoder, Residual
 from streamspec.export.layers.early_exit_pruning import EarlyExit
 from streamspec.export.layers.heads import Linear
-from streamspec.export.layers.recurrent_state import RecurrentLayer, StateRows, native_mix
+from streamspec.export.layers.recurrent.recurrent_state import RecurrentLayer, StateRows, native_mix
 from streamspec.export.layers.sampling import TokenSampler
 from streamspec.export.layers.short_conv import Read, RowsBefore, from_cache, native_conv
 from streamspec.export.layers.window_ring import Ring, ring_after
@@ -265,7 +265,7 @@ class _Layers(ConvolvingStack):
             tree_mask=batch.tree_mask,
             visible=batch.visible,
             rings=batch.rings,
-            before=self.rows_before if any(self.spec.conv_widths) else None,
+            before=self.rows_before,
             inputs_of=self.inputs_of,
             **more,
         )

@@ -34,7 +34,7 @@ class Paths:
     length: int
 
 
-class StateRule(ABC):
+class HFStateRule(ABC):
     """What is done around the states of one of Hugging Face's modules. Steps and logarithms of decays are [B, R,
     heads]; keys, queries [B, R, heads, key width] and values [B, R, heads, width] are those of each head of states."""
 
@@ -88,7 +88,7 @@ class StateRule(ABC):
         return int(self.module.conv1d.weight.shape[-1])
 
 
-class DeltaRule(StateRule):
+class HFDeltaRule(HFStateRule):
     """The gated delta rule."""
 
     solved = True
@@ -119,7 +119,7 @@ class DeltaRule(StateRule):
         return out
 
 
-class StateSpace(StateRule):
+class HFStateSpace(HFStateRule):
     """Mamba-2: keys, queries and values are called B, C and x."""
 
     solved = False
@@ -150,10 +150,10 @@ class StateSpace(StateRule):
         return out
 
 
-RULES: dict[str, type[StateRule]] = {RECURRENT: DeltaRule, STATE_SPACE: StateSpace}
+RULES: dict[str, type[HFStateRule]] = {RECURRENT: HFDeltaRule, STATE_SPACE: HFStateSpace}
 
 
-def rule_of(module: Any, family: Family) -> StateRule:
+def rule_of(module: Any, family: Family) -> HFStateRule:
     """The rule of one of a family's modules."""
     assert family.recurrent is not None
     return RULES[family.recurrent.kind](module, family)
@@ -199,7 +199,7 @@ def restore_multipliers(module: Any, multipliers: Sequence[float]) -> None:
     module.mup_vector = torch.tensor(multipliers, dtype=torch.float32).repeat_interleave(counts)[None, None]
 
 
-def _in_order(rule: StateRule, keys: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+def _in_order(rule: HFStateRule, keys: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     """What the states return of the last rows of K [B, R, heads, width], one row after another, and these rows' values.
     `keys` [B, K, ..]: what is kept of all rows."""
     every, decay, step = rule.of_kept(keys)
@@ -224,7 +224,7 @@ def _in_order(rule: StateRule, keys: Tensor, mask: Tensor) -> tuple[Tensor, Tens
     return torch.stack(outputs[first:], 1), v[:, first:]
 
 
-def _along(rule: StateRule, text: Tensor, own: Tensor, paths: Paths) -> tuple[Tensor, Tensor]:
+def _along(rule: HFStateRule, text: Tensor, own: Tensor, paths: Paths) -> tuple[Tensor, Tensor]:
     """As `_in_order`, of rows along `paths`, each of which starts at a row of a text; `text` [B, T, ..] and `own` [B,
     P * length, ..] are what is kept of them. As sums over the text's rows and over the rows before in the path:
 
@@ -254,7 +254,7 @@ class _Text:
     total: Tensor
 
 
-def _from(rule: StateRule, text: _Text, rows: Tensor, own: Tensor) -> tuple[Tensor, Tensor]:
+def _from(rule: HFStateRule, text: _Text, rows: Tensor, own: Tensor) -> tuple[Tensor, Tensor]:
     """As `_along`, of paths [B, P, length, ..] that start at `rows` [B, P]."""
     count = own.shape[1]
     inputs, decay, step = rule.of_kept(own)
@@ -283,7 +283,7 @@ def _from(rule: StateRule, text: _Text, rows: Tensor, own: Tensor) -> tuple[Tens
     return returned, values
 
 
-def _updates(rule: StateRule, k: Tensor, v: Tensor, decay: Tensor, step: Tensor) -> Tensor:
+def _updates(rule: HFStateRule, k: Tensor, v: Tensor, decay: Tensor, step: Tensor) -> Tensor:
     """d [B, T, heads, width]: what each row of a text adds to the state, as a value of its key."""
     if not rule.solved:
         return v * step[..., None]

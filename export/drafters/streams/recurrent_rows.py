@@ -14,8 +14,8 @@ from onnx import TensorProto
 from streamspec.export.drafters.draft_pass import Accepted
 from streamspec.export.layers.decoder import Decoder
 from streamspec.export.layers.heads import Linear
+from streamspec.export.layers.recurrent.state_rules import rule_of
 from streamspec.export.layers.short_conv import from_cache, mixed_streams
-from streamspec.export.layers.state_rules import rule_of
 from streamspec.export.ops.builder import Scope
 from streamspec.export.quantization.precisions import Rows
 from streamspec.layer_cache import DECAY, INPUT, KEY, STATE, STATE_BLOCK, VALUE

@@ -108,7 +108,7 @@ class DeltaRule(StateRule):
         return g.op("Transpose", normed, perm=[0, 2, 1, 3])
 
 
-class StateSpace(StateRule):
+class StateSpaceRule(StateRule):
     """Mamba-2: k, q and v are its B, C and x, the steps are the softplus of dt."""
 
     solved = False
@@ -150,7 +150,7 @@ class StateSpace(StateRule):
         return g.op("Mul", g.op("Reshape", scaled, g.ints(0, 0, sizes.values)), *weights)
 
 
-RULES: dict[str, type[StateRule]] = {RECURRENT: DeltaRule, STATE_SPACE: StateSpace}
+RULES: dict[str, type[StateRule]] = {RECURRENT: DeltaRule, STATE_SPACE: StateSpaceRule}
 
 
 def rule_of(decoder: Decoder, layer: int) -> StateRule:

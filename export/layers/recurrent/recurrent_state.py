@@ -28,8 +28,8 @@ from onnx import TensorProto
 
 from streamspec.export.layers.attention import ONES_WIDTH, RowExactAttention
 from streamspec.export.layers.decoder import Decoder
+from streamspec.export.layers.recurrent.state_rules import decay_weights, part_name, rule_of, skip_weight, taps_bias
 from streamspec.export.layers.short_conv import RowsBefore, from_cache, mixed_rows, tap_weights
-from streamspec.export.layers.state_rules import decay_weights, part_name, rule_of, skip_weight, taps_bias
 from streamspec.export.native.operators import NativeOps
 from streamspec.export.ops.builder import Scope
 from streamspec.export.quantization.precisions import Rows

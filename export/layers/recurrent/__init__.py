@@ -1,0 +1,1 @@
+"""Layers with a recurrent state: what is around the states, and the states of a call's rows."""
