@@ -7,6 +7,7 @@ import os
 import stat
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ import pytest
 
 from streamspec.bundle.manifest import FileInfo, Manifest
 from streamspec.errors import ConfigError
+from streamspec.file_lock import held
 from streamspec.runtime import past_answers
 from streamspec.runtime.draft_sources.registry import SourceData, chosen
 from streamspec.runtime.draft_sources.store import past_source
@@ -235,6 +237,18 @@ def test_a_file_that_has_grown_long_keeps_the_newest(tmp_path: Path, monkeypatch
         past.add(list(range(first, first + 9)))
     assert path.stat().st_size < len(past._header) + 4 * 310
     assert PastAnswers(described(), path)._tokens[-10:] == [*range(54, 63), END]
+
+
+def test_an_answer_is_kept_once_another_process_has_had_its_turn(tmp_path: Path) -> None:
+    path = tmp_path / "answers"
+    past = PastAnswers(described(), path)
+    with held(past_answers._turn(path)) as alone:
+        waiting = threading.Thread(target=past.add, args=(ANSWER,))
+        waiting.start()
+        waiting.join(0.3)
+        assert alone and waiting.is_alive() and path.read_bytes() == past._header
+    waiting.join(30)
+    assert PastAnswers(described(), path)._tokens == [*ANSWER, END]
 
 
 def test_processes_that_share_a_new_file_take_turns(tmp_path: Path) -> None:
