@@ -42,4 +42,4 @@ def compact_graph(features: GraphFeatures) -> onnx.ModelProto:
 def _in_circle(g: Scope, rows: str, cache: str) -> str:
     """int64 [k]: the slots of `rows` in a ring, their remainder by its slots."""
     size = g.op("Shape", cache, start=2, end=3)
-    return g.op("Sub", rows, g.op("Mul", g.op("Div", rows, size), size))
+    return g.remainder(rows, size)

@@ -77,7 +77,7 @@ def beside_cache(past: str, new: str) -> Read:
 def _slots(g: Scope, numbers: str, cache: str) -> str:
     """int64 [x]: where a cache has the rows `numbers`, their remainder by its slots; 0 for those below 0."""
     size, numbers = g.op("Shape", cache, start=2, end=3), g.op("Max", numbers, g.integer(0))
-    return g.op("Sub", numbers, g.op("Mul", g.op("Div", numbers, size), size))
+    return g.remainder(numbers, size)
 
 
 def _or_zero(g: Scope, numbers: str, inputs: str) -> str:

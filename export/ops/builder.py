@@ -147,6 +147,10 @@ class Scope:
         zero, one = self.integer(0), self.integer(1)
         return self.op("Range", zero, self.op("Squeeze", count), one)
 
+    def remainder(self, number: str, size: str) -> str:
+        """Whole numbers from 0 on, less the multiples of `size` in them."""
+        return self.op("Sub", number, self.op("Mul", self.op("Div", number, size), size))
+
     def op(self, kind: str, *inputs: str, out: str | None = None, domain: str = "", **attributes: Any) -> str:
         """Adds a node with one output and returns the output's name."""
         return self.ops(kind, *inputs, out=(out,), domain=domain, **attributes)[0]

@@ -66,9 +66,8 @@ class HFStateRule(ABC):
     def out(self, returned: Tensor, values: Tensor, gate: Tensor) -> Tensor:
         """The layer's output [B, R, H] of what the states return [B, R, heads, width]."""
 
-    def kept(self, mapped: list[Tensor]) -> tuple[Tensor, Tensor]:
+    def kept(self, inputs: Tensor, decay: Tensor, step: Tensor) -> tuple[Tensor, Tensor]:
         """What a cache keeps of each row, as a key [B, 1, R, ..] and as a value of no width."""
-        inputs, _, decay, step = self.parts(mapped)
         return kept_inputs(torch.cat([inputs, decay, step], -1))
 
     def of_kept(self, keys: Tensor) -> tuple[Tensor, ...]:
@@ -170,14 +169,14 @@ def recurrent_state(module: Any, hidden: Tensor, mask: Tensor, cache: Any, index
         cache.update(*passes[0], index)
         return out
     rule = rule_of(module, family)
-    mapped = rule.mapped(hidden)
-    kept = rule.kept(mapped)
+    inputs, gate, decay, step = rule.parts(rule.mapped(hidden))
+    kept = rule.kept(inputs, decay, step)
     if paths is None:
         returned, values = _in_order(rule, cache.update(*kept, index)[0][:, 0], mask)
     else:
         with torch.autocast(hidden.device.type, enabled=False):
             returned, values = _along(rule, cache.main_keys(index)[:, 0].float(), kept[0][:, 0].float(), paths)
-    return rule.out(returned.to(hidden.dtype), values.to(hidden.dtype), rule.parts(mapped)[1])
+    return rule.out(returned.to(hidden.dtype), values.to(hidden.dtype), gate)
 
 
 @contextmanager
@@ -188,7 +187,9 @@ def watched_states(module: Any, family: Family) -> Iterator[list[tuple[Tensor, T
         for part in rule.maps:
             hooks.enter_context(part.register_forward_hook(lambda _, args, mapped: found.append(mapped)))
         yield kept
-    kept += [rule.kept(found[at : at + len(rule.maps)]) for at in range(0, len(found), len(rule.maps))]
+    for at in range(0, len(found), len(rule.maps)):
+        inputs, _, decay, step = rule.parts(found[at : at + len(rule.maps)])
+        kept.append(rule.kept(inputs, decay, step))
 
 
 def restore_multipliers(module: Any, multipliers: Sequence[float]) -> None:
@@ -263,7 +264,7 @@ def _from(rule: HFStateRule, text: _Text, rows: Tensor, own: Tensor) -> tuple[Te
     before = text.padded.gather(1, at[..., None].expand(-1, -1, inputs.shape[-1])).unflatten(1, (count, back))
     columns = torch.cat([before, inputs], 2).flatten(0, 1).transpose(1, 2)
     q, k, v = (_by_head(side) for side in rule.heads(rule.convolved(columns).unflatten(0, (-1, count))))
-    since, steps = _by_head(decay[..., None]).cumsum(3), _by_head(step[..., None])
+    (since, inside), steps = _fading(_by_head(decay[..., None])), _by_head(step[..., None])
 
     ends = text.total.gather(2, rows[:, None].expand(-1, text.total.shape[1], -1))
     faded = (ends[..., None] - text.total[:, :, None]).clamp(max=0).exp().float()  # [B, heads, P, T]
@@ -272,7 +273,6 @@ def _from(rule: HFStateRule, text: _Text, rows: Tensor, own: Tensor) -> tuple[Te
     found = torch.einsum("bhpit,bthw->bhpiw", weights, text.updates)
     of_keys, of_queries = (side * since.exp() for side in found.chunk(2, 3))
 
-    inside = (since - since.transpose(3, 4)).clamp(max=0).exp().tril()  # [B, heads, P, length, length]
     if rule.solved:
         strictly = (steps * inside * (k @ k.transpose(3, 4))).tril(-1)
         added = _solved(strictly, steps * (v - of_keys))
@@ -293,8 +293,7 @@ def _updates(rule: HFStateRule, k: Tensor, v: Tensor, decay: Tensor, step: Tenso
         _by_head(nn.functional.pad(side, (0, 0) * (side.ndim - 2) + (0, pad)).unflatten(1, (-1, CHUNK)))
         for side in (k, v, decay[..., None], step[..., None])
     )  # [B, heads, chunks, CHUNK, ..]
-    since = decay.cumsum(3)
-    inside = (since - since.transpose(3, 4)).clamp(max=0).exp()
+    since, inside = _fading(decay)
     strictly = (step * inside * (k @ k.transpose(3, 4))).tril(-1)
     last, state, updates = since[:, :, :, -1:], k.new_zeros(*k.shape[:2], k.shape[-1], v.shape[-1]), []
     faded = k * (last - since).exp()
@@ -303,6 +302,13 @@ def _updates(rule: HFStateRule, k: Tensor, v: Tensor, decay: Tensor, step: Tenso
         updates.append(_solved(strictly[:, :, chunk], step[:, :, chunk] * (v[:, :, chunk] - known)))
         state = state * last[:, :, chunk].exp() + faded[:, :, chunk].transpose(2, 3) @ updates[-1]
     return torch.cat(updates, 2).transpose(1, 2)[:, :rows]
+
+
+def _fading(decay: Tensor) -> tuple[Tensor, Tensor]:
+    """Of rows with the logarithms of decays [.., n, 1] their sums so far, and how each row before it, and it itself,
+    fades to a row [.., n, n]."""
+    since = decay.cumsum(-2)
+    return since, (since - since.transpose(-2, -1)).clamp(max=0).exp().tril()
 
 
 def _solved(strictly: Tensor, right: Tensor) -> Tensor:

@@ -184,9 +184,8 @@ class StreamPass(ParallelDraftPass):
         decoder, rows, accepted = self.decoder, group.rows, group.seeing(layer).accepted
         if decoder.spec.state is not None:
             with g.named("recurrent"):
-                return RecurrentStreams(g, decoder, layer, self.linear, group.states(g, layer)).mix(
-                    normed, rows, accepted
-                )
+                states = group.states(g, layer)
+                return RecurrentStreams(g, decoder, layer, self.linear, accepted, states).mix(normed, rows)
         gate, inputs = gated_inputs(decoder, g, normed, rows, layer, self.linear)
         with g.named("conv"):
             main = accepted.last_inputs(g, present, decoder.spec.conv_widths[layer] - 1)

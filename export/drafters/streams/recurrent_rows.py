@@ -14,7 +14,7 @@ from onnx import TensorProto
 from streamspec.export.drafters.draft_pass import Accepted
 from streamspec.export.layers.decoder import Decoder
 from streamspec.export.layers.heads import Linear
-from streamspec.export.layers.recurrent.state_rules import rule_of
+from streamspec.export.layers.recurrent.state_layer import StateLayer, WholeBlocks
 from streamspec.export.layers.short_conv import from_cache, mixed_streams
 from streamspec.export.ops.builder import Scope
 from streamspec.export.quantization.precisions import Rows
@@ -22,20 +22,19 @@ from streamspec.layer_cache import DECAY, INPUT, KEY, STATE, STATE_BLOCK, VALUE
 from streamspec.step_graph import PAST_LENGTH, past, present
 
 
-class NodeStates:
+class NodeStates(WholeBlocks):
     """Nodes shared by all such layers: the c rows since the newest whole block before the call, as the accepted node
-    sees them. `slots` int64 [c]: where they are in a ring; `seen` float [c, 1]; `after` [c, c]: 1 where row i comes
-    after row j; `block` int64 [1]: the first slot of that block, `exists` float [1]: 1 where there is one; `lower`,
-    `below` [m, m]: 1 where row i of the path comes after row j, in `lower` also itself."""
+    sees them. `since` int64 [c]: their slots in the ring; `seen` float [c, 1]; `after` [c, c]: 1 where row i comes
+    after row j; `lower`, `below` [m, m]: 1 where row i of the path comes after row j, in `lower` also itself."""
 
     def __init__(self, g: Scope, accepted: Accepted, ring: str, rows: Rows, gamma: int) -> None:
         """`ring` int64 [1]: how many slots it has; `rows`: of the path, at most `gamma`."""
+        super().__init__(g, ring)
         self.gamma = gamma
-        zero, one, length = g.integer(0), g.ints(1), g.ints(STATE_BLOCK)
-        newest = g.op("Div", PAST_LENGTH, length)
-        begin = g.op("Mul", newest, length)
+        zero, one = g.integer(0), g.ints(1)
+        begin = g.op("Mul", self.newest, g.ints(STATE_BLOCK))
         number = g.op("Add", begin, g.arange(g.op("Sub", accepted.visible, begin)))
-        self.slots = _remainder(g, number, ring)
+        self.since = g.remainder(number, ring)
         row = g.op("Sub", number, PAST_LENGTH)
         new, row = g.op("GreaterOrEqual", row, zero), g.op("Max", row, zero)
         position = g.op("Where", new, g.op("Gather", accepted.positions, row, axis=0), number)
@@ -45,38 +44,31 @@ class NodeStates:
         self.seen = g.op("Cast", sees, to=TensorProto.FLOAT)
         later = g.op("Greater", g.op("Unsqueeze", position, one), g.op("Unsqueeze", position, g.ints(0)))
         self.after = g.op("Cast", later, to=TensorProto.FLOAT)
-        self.block = _remainder(g, g.op("Mul", g.op("Max", g.op("Sub", newest, one), zero), length), ring)
-        self.exists = g.op("Cast", g.op("Greater", newest, zero), to=TensorProto.FLOAT)
         ones = g.op("Expand", g.number(1), g.op("Concat", rows.count, rows.count, axis=0))
         self.lower = g.op("Trilu", ones, upper=0)
         self.below = g.op("Trilu", ones, g.integer(-1), upper=0)
 
 
-class RecurrentStreams:
+class RecurrentStreams(StateLayer):
     """Nodes of one such layer for the rows of a path, m of them."""
 
-    def __init__(self, g: Scope, decoder: Decoder, layer: int, linear: Linear, states: NodeStates) -> None:
-        self.g, self.decoder, self.layer, self.linear, self.states = g, decoder, layer, linear, states
-        self.rule = rule_of(decoder, layer)
-        self.sizes = self.rule.sizes
-        self.group = self.sizes.heads // self.sizes.key_heads
+    def __init__(
+        self, g: Scope, decoder: Decoder, layer: int, linear: Linear, accepted: Accepted, states: NodeStates
+    ) -> None:
+        super().__init__(g, decoder, layer, linear)
+        self.accepted, self.states = accepted, states
 
-    def mix(self, normed: str, rows: Rows, accepted: Accepted) -> str:
-        """[1, m, values] of normed rows [1, m, H]: what the output map reads."""
-        g, rule, decoder = self.g, self.rule, self.decoder
-        mapped = self.linear(g, normed, rows, self.layer, decoder.spec.family.conv_in)
-        own, gate, decays, steps = rule.parts(g, mapped)
-        back = decoder.spec.conv_widths[self.layer] - 1
-        main = from_cache(self._ring(INPUT))(g, accepted.last_numbers(g, back)) if back else ""
-        own = mixed_streams(decoder, g, own, rows, main, self.layer)
-        q, k, v = rule.heads(g, rule.activated(g, own))
-        return rule.out(g, self._returned(q, k, v, decays, steps), v, gate)
+    def convolved(self, own: str, rows: Rows) -> str:
+        """The convolution's sums of a path's rows [1, m, inputs]."""
+        g, back = self.g, self.decoder.spec.conv_widths[self.layer] - 1
+        main = from_cache(self._ring(INPUT))(g, self.accepted.last_numbers(g, back)) if back else ""
+        return mixed_streams(self.decoder, g, own, rows, main, self.layer)
 
     def _ring(self, kind: str) -> str:
-        return present(self.layer, self.decoder.spec.state_part(self.layer, kind))
+        return present(self.layer, self.part(kind))
 
-    def _returned(self, q: str, k: str, v: str, decays: str, steps: str) -> str:
-        """o [1, heads, m, width]."""
+    def returned(self, q: str, k: str, v: str, decays: str, steps: str) -> str:
+        """o [1, heads, m, width] of a path's rows."""
         g, states = self.g, self.states
         both = g.op("Concat", k, q, axis=2)
         since = g.op("CumSum", g.op("Unsqueeze", g.op("Transpose", decays, perm=[0, 2, 1]), g.ints(3)), g.integer(2))
@@ -103,7 +95,7 @@ class RecurrentStreams:
     def _from_node(self, both: str) -> str:
         """S_t^T k and S_t^T q [1, heads, 2 m, width] of rows [1, key heads, 2 m, key width]."""
         g, sizes, states = self.g, self.sizes, self.states
-        keys, logs, added = (g.op("Gather", self._ring(kind), states.slots, axis=2) for kind in (KEY, DECAY, VALUE))
+        keys, logs, added = (g.op("Gather", self._ring(kind), states.since, axis=2) for kind in (KEY, DECAY, VALUE))
         logs = g.op("Squeeze", g.op("Slice", logs, g.ints(0), g.ints(sizes.heads), g.ints(3)), g.ints(0, 1))
         logs = g.op("Mul", logs, states.seen)  # [c, heads]
         each = g.op("Exp", g.contrib("FusedMatMul", states.after, logs, transA=1))
@@ -111,12 +103,12 @@ class RecurrentStreams:
         whole = g.op("Exp", g.op("ReduceSum", logs, g.ints(0), keepdims=0))  # [heads]
         products = self._each_head(g.contrib("FusedMatMul", both, keys, transB=1))  # [1, heads, 2 m, c]
         rows = g.op("MatMul", g.op("Mul", products, g.op("Unsqueeze", each, g.ints(0, 2))), added)
-        end = g.op("Add", states.block, g.ints(STATE_BLOCK))
-        state = g.op("Slice", self._ring(STATE), states.block, end, g.ints(2))
+        at = states.block(g, 0)
+        state = g.op("Slice", self._ring(STATE), at, g.op("Add", at, g.ints(STATE_BLOCK)), g.ints(2))
         state = g.op("Reshape", state, g.ints(1, sizes.key_heads, self.group, sizes.key_width, sizes.width))
         before = g.op("MatMul", g.op("Unsqueeze", both, g.ints(2)), state)
         before = g.op("Reshape", before, g.ints(1, sizes.heads, -1, sizes.width))
-        whole = g.op("Mul", g.op("Reshape", whole, g.ints(1, sizes.heads, 1, 1)), states.exists)
+        whole = g.op("Mul", g.op("Reshape", whole, g.ints(1, sizes.heads, 1, 1)), states.exists(g, 0))
         return g.op("Add", rows, g.op("Mul", before, whole))
 
     def _each_head(self, x: str) -> str:
@@ -138,10 +130,6 @@ class RecurrentStreams:
         for power in reversed(powers):
             right = g.op("Add", right, g.op("MatMul", power, right))
         return right
-
-
-def _remainder(g: Scope, number: str, size: str) -> str:
-    return g.op("Sub", number, g.op("Mul", g.op("Div", number, size), size))
 
 
 def slots_of(g: Scope, decoder: Decoder, layer: int) -> str:

@@ -136,7 +136,7 @@ def _grouped(decoder: Decoder, mixture: MixtureSpec, g: Scope, x: str, layer: in
     counts = g.op("ReduceSum", g.op("Cast", belongs, to=TensorProto.INT64), g.ints(1), keepdims=0)
     expert, order = g.ops("Split", g.op("NonZero", belongs), g.ints(1, 1), out=(None, None), axis=0)
     expert, order = g.op("Reshape", expert, g.ints(-1)), g.op("Reshape", order, g.ints(-1))
-    row = g.op("Sub", order, g.op("Mul", g.op("Div", order, count), count))
+    row = g.remainder(order, count)
     rows = Rows(g.op("Shape", order))
 
     def mapped(x: str, weights: Weight, parts: tuple[str, ...]) -> str:

@@ -28,7 +28,8 @@ from onnx import TensorProto
 
 from streamspec.export.layers.attention import ONES_WIDTH, RowExactAttention
 from streamspec.export.layers.decoder import Decoder
-from streamspec.export.layers.recurrent.state_rules import decay_weights, part_name, rule_of, skip_weight, taps_bias
+from streamspec.export.layers.recurrent.state_layer import StateLayer, WholeBlocks
+from streamspec.export.layers.recurrent.state_rules import decay_weights, part_name, skip_weight, taps_bias
 from streamspec.export.layers.short_conv import RowsBefore, from_cache, mixed_rows, tap_weights
 from streamspec.export.native.operators import NativeOps
 from streamspec.export.ops.builder import Scope
@@ -51,7 +52,7 @@ RUN = 8  # tokens whose d are solved together; with more of them powers of A wou
 MOST_RUNS = STATE_BLOCK // RUN + 1  # that a call touches
 
 
-class StateRows:
+class StateRows(WholeBlocks):
     """Nodes shared by all such layers of a call: which slots each row sees. `seen`, `before` float [S, n]: 1 where row
     p starts below slot j and sees it, itself included, or j before the run of p; `after` [S, S + 16]: 1 where slot i
     comes after slot j, and columns of ones; `newer` bool [n, 1]: rows that start from the newest state.
@@ -66,6 +67,7 @@ class StateRows:
     ) -> None:
         """`slots`, `visible` int64 [1]: of the ring, and rows of the sequence with those of the call; `positions` int64
         [n]; `tree_mask` [n, n]; `solved`: whether d are."""
+        super().__init__(g, slots)
         zero, one, block = g.integer(0), g.ints(1), g.ints(STATE_BLOCK)
         self.rows = before
         each = g.arange(slots)
@@ -77,7 +79,6 @@ class StateRows:
         position = g.op("Where", new, g.op("Gather", positions, row, axis=0), number)
         columns = g.op("Unsqueeze", position, one)
 
-        self.newest = g.op("Div", PAST_LENGTH, block)  # blocks before the call
         begin = g.op("Sub", g.op("Div", g.op("Add", positions, one), block), one)
         begin = g.op("Max", g.op("Min", begin, self.newest), zero)
         newer = g.op("Equal", begin, self.newest)
@@ -100,7 +101,6 @@ class StateRows:
         later = g.op("Greater", columns, g.op("Unsqueeze", position, g.ints(0)))
         ones = g.op("Expand", g.number(1), g.op("Concat", slots, g.ints(ONES_WIDTH), axis=0))
         self.after = g.op("Concat", g.op("Cast", later, to=TensorProto.FLOAT), ones, axis=1)
-        self.slots = slots
         self.run = g.op("Sub", run_of, g.op("Div", PAST_LENGTH, length))
         self.last_run = g.op("ReduceMax", self.run, keepdims=0)
         if solved:
@@ -113,7 +113,7 @@ class StateRows:
         old = g.op("Add", PAST_LENGTH, g.ints(*range(-count, 0)))
         position = g.op("Concat", old, positions, axis=0)
         at = g.op("Max", number, zero)
-        self.near = g.op("Sub", at, g.op("Mul", g.op("Div", at, self.slots), self.slots))
+        self.near = g.remainder(at, self.slots)
         run = g.op("Div", g.op("Max", position, zero), g.ints(RUN))
         rows, columns = (g.op("Unsqueeze", position, g.ints(axis)) for axis in (1, 0))
         same = g.op("Equal", g.op("Unsqueeze", run, one), g.op("Unsqueeze", run, g.ints(0)))
@@ -128,47 +128,22 @@ class StateRows:
         later = g.op("Cast", g.op("Greater", rows, columns), to=TensorProto.FLOAT)
         self.within, self.strictly, self.near_after = g.op("Transpose", sees), g.op("Mul", sees, later), later
 
-    def block(self, g: Scope, back: int) -> str:
-        """int64 [1]: the first slot of the block that ends `back` blocks before the newest whole one does."""
-        at = g.op("Max", g.op("Sub", self.newest, g.ints(1 + back)), g.integer(0))
-        at = g.op("Mul", at, g.ints(STATE_BLOCK))
-        return g.op("Sub", at, g.op("Mul", g.op("Div", at, self.slots), self.slots))
 
-    def exists(self, g: Scope, back: int) -> str:
-        """float32 [1]: 1 where there is such a block, else 0."""
-        return g.op("Cast", g.op("Greater", self.newest, g.ints(back)), to=TensorProto.FLOAT)
-
-
-class RecurrentLayer:
-    """Nodes of one such layer in place of attention, of the rows of a call."""
+class RecurrentLayer(StateLayer):
+    """Nodes of one such layer for the rows of a call; writes the cache."""
 
     def __init__(self, g: Scope, decoder: Decoder, attention: RowExactAttention, rows: StateRows, layer: int) -> None:
-        self.g, self.decoder, self.cache, self.rows, self.layer = g, decoder, attention, rows, layer
-        self.rule = rule_of(decoder, layer)
-        self.sizes = self.rule.sizes
-        self.group = self.sizes.heads // self.sizes.key_heads
+        super().__init__(g, decoder, layer, decoder.linear)
+        self.cache, self.rows = attention, rows
 
-    def part(self, kind: str) -> str:
-        """The name of a part of its cache in the graph."""
-        return self.decoder.spec.state_part(self.layer, kind)
-
-    def mix(self, normed: str, rows: Rows) -> str:
-        """[1, n, values] of normed rows [1, n, H]: what the output map reads."""
-        g, rule = self.g, self.rule
-        mapped = self.decoder.linear(g, normed, rows, self.layer, self.decoder.spec.family.conv_in)
-        own, gate, decays, steps = rule.parts(g, mapped)
-        q, k, v = rule.heads(g, self._convolved(own))
-        return rule.out(g, self._returned(q, k, v, decays, steps), v, gate)
-
-    def _convolved(self, own: str) -> str:
-        """The convolution of a call's rows [1, n, inputs] under its activation; writes the cache."""
+    def convolved(self, own: str, rows: Rows) -> str:
+        """The convolution's sums of a call's rows [1, n, inputs]."""
         g = self.g
         kept = self.cache.keep(g.op("Unsqueeze", own, g.ints(1)), self.layer, self.part(INPUT))
-        return self.rule.activated(g, mixed_rows(self.decoder, g, own, self.rows.rows, from_cache(kept), self.layer))
+        return mixed_rows(self.decoder, g, own, self.rows.rows, from_cache(kept), self.layer)
 
-    def _returned(self, q: str, k: str, v: str, decays: str, steps: str) -> str:
-        """o [1, heads, n, width] of q and k [1, key heads, n, key width], v [1, heads, n, width], decays [1, n, heads]
-        and steps [1, heads, n, 1]; writes the cache."""
+    def returned(self, q: str, k: str, v: str, decays: str, steps: str) -> str:
+        """o [1, heads, n, width] of a call's rows."""
         g = self.g
         keys = self.cache.keep(k, self.layer, self.part(KEY))
         column = g.op("Transpose", steps, perm=[0, 3, 2, 1])
