@@ -10,7 +10,7 @@ from typing import Any
 
 from streamspec.adapters.answers.openai_server import OpenAiServer, is_server
 from streamspec.adapters.base_models.resolve import peek
-from streamspec.adapters.distributed.launch import check_launch
+from streamspec.adapters.distributed.launch import check_launch, divides
 from streamspec.adapters.runs.run_folder import WORK, check_out
 from streamspec.adapters.runs.run_lock import check_unused
 from streamspec.adapters.training.config import UNTOUCHED, TrainConfig
@@ -38,6 +38,8 @@ def check_early(config: TrainConfig) -> None:
     BaseModelError.
     """
     check_launch()
+    if config.base_bits and divides():
+        raise ConfigError(f"FSDP with --base-bits {config.base_bits}", "one of both", "leave --base-bits out")
     check_unused(config.out / WORK)
     check_out(config.out, config.resume)
     check_packages(config)

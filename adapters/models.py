@@ -20,12 +20,13 @@ from streamspec.adapters.base_models.hf_decoder import HFDecoder
 from streamspec.adapters.base_models.text_part import quiet
 from streamspec.adapters.dataset.batches import draft_vocabulary
 from streamspec.adapters.dataset.token_rows import TokenRow
-from streamspec.adapters.distributed import processes
+from streamspec.adapters.distributed import processes, sharding
 from streamspec.adapters.distributed.processes import say
 from streamspec.adapters.drafters.drafting_model import DraftingModel
 from streamspec.adapters.task_lora import merged
 from streamspec.adapters.text_lora import text_lora
 from streamspec.adapters.training.config import TrainConfig
+from streamspec.adapters.training.device import return_memory
 from streamspec.adapters.training.served_layers import (
     AnsweredStates,
     BundleStates,
@@ -48,7 +49,7 @@ def with_task_lora(run: Run) -> tuple[PeftModel, PreTrainedModel]:
         check_task_lora(config.continue_)
         with text_lora(config.continue_) as folder, quiet():
             tuned = PeftModel.from_pretrained(load_base(run, run.dtype), folder, is_trainable=True)
-        return tuned, tuned.base_model.model
+        return tuned, on_device(run, tuned.base_model.model)
     model = load_base(run, run.dtype)
     family = HFDecoder(model).family
     lora = LoraConfig(
@@ -60,7 +61,7 @@ def with_task_lora(run: Run) -> tuple[PeftModel, PreTrainedModel]:
         base_model_name_or_path=run.base.id,
     )
     peft = get_peft_model(model, lora)
-    return peft, peft.base_model.model
+    return peft, on_device(run, peft.base_model.model)
 
 
 def task_maps(family: Family, config: Any) -> str | list[str]:
@@ -90,7 +91,7 @@ def _load_hollow(run: Run, dtype: torch.dtype) -> PreTrainedModel:
     for module in model.modules():
         if hasattr(module, "support_avx512bf16_for_cpu"):  # repacks weights for products that have no gradient
             module.support_avx512bf16_for_cpu = False
-    return model.to(run.device).requires_grad_(False)
+    return (model if sharding.asked() else model.to(run.device)).requires_grad_(False)
 
 
 def _quantization(run: Run, dtype: torch.dtype) -> dict[str, Any]:
@@ -121,7 +122,21 @@ def load_target(run: Run, task: Path | None) -> PreTrainedModel:
             raise AdapterError(f"task LoRA of {task}: {error}", f"a LoRA for {run.base.id}", RESTORE) from None
     for parameter in [] if run.config.base_bits else model.parameters():  # no buffers: rotary frequencies stay float32
         parameter.data = parameter.data.to(run.dtype)
-    return model.requires_grad_(False)
+    return on_device(run, model.requires_grad_(False))
+
+
+def on_device(run: Run, model: PreTrainedModel) -> PreTrainedModel:
+    """The model on the run's device, or where the launch asks for that a part of those layers of which the run reads no
+    weights."""
+    if not sharding.asked():
+        return model
+    decoder, drafter = HFDecoder(model), run.config.drafter.model
+    count = len(decoder.layers) if drafter is None else drafter_class(run.config).read_states(run, decoder)[-1]
+    if run.lower_layers is None and count:
+        sharding.divide(model.get_submodule(decoder.family.stack), decoder.layers[:count], run.device)
+        return_memory()
+        say(f"{processes.count()} processes share the weights of the first {count} of {len(decoder.layers)} layers")
+    return model.to(run.device)
 
 
 def serve_lower_layers(run: Run, model: PreTrainedModel) -> None:

@@ -20,7 +20,7 @@ from transformers import set_seed
 from streamspec.adapters.adapter_writer import copy_task_lora, finish, load_drafter, write_task_lora
 from streamspec.adapters.checks import without_answers
 from streamspec.adapters.dataset.token_rows import TokenRow
-from streamspec.adapters.distributed import processes
+from streamspec.adapters.distributed import processes, sharding
 from streamspec.adapters.distributed.processes import say
 from streamspec.adapters.drafters.drafting_model import TargetModel
 from streamspec.adapters.early_checks import check_early
@@ -71,7 +71,7 @@ def train(
         check_early(config)
     alone = sole_owner(config.out / WORK)
     day = day_of(names_of(config.data), config.out, config.answers, config.resume)
-    with our_words_only(), one_line_failures(config.out), alone, budget, day:
+    with sharding.as_launched(), our_words_only(), one_line_failures(config.out), alone, budget, day:
         run = prepare(config, budget, load, lower_layers)
         keep_day(config.out, config.answers)
         say(f"example:\n{preview(run)}")

@@ -27,6 +27,21 @@ LOST = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", 
 WAIT = timedelta(hours=6)  # for the first one's work; launchers end the others at once where one fails
 
 
+_before_exchange: Callable[[], object] | None = None
+
+
+def meet_after(turn: Callable[[], object] | None) -> None:
+    """Calls `turn` on each of several processes before they exchange values (None: nothing)."""
+    global _before_exchange
+    _before_exchange = turn
+
+
+def meet() -> None:
+    """Called before values are exchanged."""
+    if _before_exchange is not None:
+        _before_exchange()
+
+
 def join() -> None:
     """Joins the processes that a launcher started, over NCCL between GPUs and gloo between CPUs. Raises ConfigError
     where they outnumber the machine's GPUs.
@@ -120,7 +135,10 @@ def summed(share: Tensor) -> Tensor:
     """Sums `share` over processes: the same number on each. A function of it has, averaged over processes as DDP does,
     the gradient that one process would compute from all shares.
     """
-    total: Tensor = share if count() == 1 else _Summed.apply(share)
+    if count() == 1:
+        return share
+    meet()
+    total: Tensor = _Summed.apply(share)
     return total
 
 
@@ -149,6 +167,7 @@ def from_first(value: T) -> T:
     """The first process's `value`, on every one; what the first did before is then done for all."""
     if count() == 1:
         return value
+    meet()
     box = [value]
     dist.broadcast_object_list(box, src=0)
     return box[0]
@@ -177,6 +196,7 @@ def gathered(mine: T) -> list[T]:
     """Every process's `mine`, in their order, on every process."""
     if count() == 1:
         return [mine]
+    meet()
     boxes: list[Any] = [None] * count()
     dist.all_gather_object(boxes, mine)
     return boxes

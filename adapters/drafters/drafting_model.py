@@ -21,6 +21,7 @@ from transformers import Cache, PreTrainedModel
 
 from streamspec.adapters.base_models.hf_decoder import HFDecoder, with_cache
 from streamspec.adapters.dataset.token_rows import TokenRow
+from streamspec.adapters.distributed.sharding import is_part
 
 IGNORE = -100
 
@@ -176,6 +177,8 @@ class TargetModel(nn.Module):
         """Gives up the weights of the layers below `needed`, which the main pass alone reads; returns their bytes."""
         freed = 0
         for parameter in self.decoder.layers[: self.needed].parameters():
+            if is_part(parameter):  # small as it is, and FSDP's own
+                continue
             freed += parameter.nbytes
             parameter.data = parameter.data.new_empty(0)
         return freed

@@ -121,3 +121,13 @@ def test_only_the_first_rows_are_read_early(base: Path, data: Path, tmp_path: Pa
     data.write_text('{"prompt": "a", "completion": "b"}\n' * 19 + "{\n")
     with pytest.raises(DataError, match="line 20"):
         check_early(TrainConfig(base=str(base), data=data, out=tmp_path / "out"))
+
+
+def test_fsdp_of_a_base_in_few_bits_is_refused(
+    base: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    monkeypatch.setenv("FSDP_VERSION", "2")
+    config = TrainConfig(base=str(base), data=data, out=tmp_path / "out", base_bits=4)
+    with pytest.raises(ConfigError, match="FSDP with --base-bits 4"):
+        check_early(config)

@@ -1,6 +1,7 @@
 """Runs of a tiny model that are to give the same on two processes as on one with twice the batch.
 
-`python -m tests.support.two_processes BASE DATA OUT` is one of the processes; `spawn` starts all.
+`python -m tests.support.two_processes BASE DATA OUT` is one of the processes, with FSDP if the launch asks for it;
+`spawn` starts all.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import torch
 
 from streamspec.adapters import training_run
 from streamspec.adapters.distributed import processes
+from streamspec.adapters.distributed.launch import divides
 from streamspec.adapters.train import train
 from streamspec.adapters.training import trainer
 from streamspec.errors import StreamspecError
@@ -29,6 +31,8 @@ CASES = {  # texts in a step of two processes; of the drafter's stages as well
     "jakiro": (4, {"method": "jakiro", "target_adapter": "base", "expert_weight": 0.1, "epochs": 3.0}),
     "medusa": (6, {"method": "medusa", "recipe": "joint", "own_heads": True}),
 }
+DIVIDED = ("lora", "joint", "staged")  # those of FSDP, in which layers are computed again in the backward pass
+FSDP = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"}
 
 
 class Cut(Exception):
@@ -96,6 +100,10 @@ def main() -> None:
     base, data, out = map(Path, sys.argv[1:4])
     torch.set_num_threads(1)
     processes.join()
+    if divides():
+        for name in DIVIDED:
+            run(name, base, data, out / name, gradient_checkpointing=True)
+        return
     for name in CASES:
         run(name, base, data, out / name)
     cut(base, data, out / "cut")

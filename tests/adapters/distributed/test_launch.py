@@ -7,9 +7,10 @@ import sys
 
 import pytest
 
+from streamspec.adapters.distributed import launch
 from streamspec.adapters.distributed.launch import check_launch
 from streamspec.errors import ConfigError
-from tests.support.two_processes import ROOT
+from tests.support.two_processes import FSDP, ROOT
 
 TORCHRUN = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
 
@@ -17,7 +18,8 @@ TORCHRUN = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "1
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
-        ({"ACCELERATE_USE_FSDP": "true"}, "FSDP"),
+        ({"ACCELERATE_USE_FSDP": "true"}, "FSDP 1"),
+        (FSDP | {"FSDP_OFFLOAD_PARAMS": "true"}, "on the host"),
         ({"ACCELERATE_USE_DEEPSPEED": "true"}, "DeepSpeed"),
         ({"ACCELERATE_USE_MEGATRON_LM": "True"}, "Megatron"),
         ({"ACCELERATE_USE_PARALLELISM_CONFIG": "1"}, "parallelism"),
@@ -37,14 +39,22 @@ def test_a_launch_that_would_not_train_rightly_is_refused_by_name(changes: dict[
 
 def test_launches_of_torchrun_and_accelerate_are_taken() -> None:
     accelerate = {"ACCELERATE_MIXED_PRECISION": "no", "ACCELERATE_DYNAMO_BACKEND": "NO", "ACCELERATE_USE_FSDP": "false"}
-    for environment in ({}, TORCHRUN, TORCHRUN | accelerate, {"WORLD_SIZE": "1"}):
+    for environment in ({}, TORCHRUN, TORCHRUN | accelerate, TORCHRUN | FSDP, {"WORLD_SIZE": "1"}):
         check_launch(environment)
 
 
-def test_fsdp_is_refused_in_one_line_without_torch() -> None:
+def test_fsdp_before_what_it_needs_of_torch_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "version", lambda package: "2.6.0+cpu")
+    with pytest.raises(ConfigError, match=r"FSDP 2 with torch 2\.6\.0\+cpu; expected torch 2\.7"):
+        check_launch(TORCHRUN | FSDP)
+
+
+def test_the_first_fsdp_is_refused_in_one_line_without_torch() -> None:
     options = ["train", "--base", "none", "--data", "none.jsonl", "--out", "none"]
     code = "import sys; from streamspec.cli import main\ntry: main()\nfinally: assert 'torch' not in sys.modules"
     environment = {"ACCELERATE_USE_FSDP": "true", "PYTHONPATH": str(ROOT), "PATH": ""}
     ended = subprocess.run([sys.executable, "-c", code, *options], env=environment, capture_output=True, text=True)
     assert ended.returncode == 2 and ended.stdout == ""
-    assert ended.stderr.startswith("streamspec: FSDP (ACCELERATE_USE_FSDP); expected") and ended.stderr.count("\n") == 1
+    assert (
+        ended.stderr.startswith("streamspec: FSDP 1 (FSDP_VERSION); expected FSDP 2;") and ended.stderr.count("\n") == 1
+    )
