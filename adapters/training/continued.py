@@ -25,8 +25,8 @@ from streamspec.option_fields import flag
 # Options that a run has of its own: they are not those of the run that it continues.
 OWN = {
     *("base", "data", "out", "val", "columns", "target_adapter", "warm_start", "continue_", "resume", "answers"),
-    *("answers_from", "threads", "save_steps", "tensorboard", "max_minutes", "epochs", "clock", "allow_base_mismatch"),
-    *("base_bits", "states_gb"),
+    *("answers_from", "threads", "save_steps", "report_to", "tensorboard", "max_minutes", "epochs", "clock"),
+    *("base_bits", "states_gb", "allow_base_mismatch"),
 }
 # Of the section `streams` of an adapter's configuration: fields of the same name as their option, and others.
 SAME = ("gamma", *(option.name for option in fields(MethodOptions)))

@@ -52,8 +52,8 @@ def commands(recipe: Recipe) -> list[list[str]]:
     """The command lines of the section, without `streamspec`."""
     block = re.findall(r"```\n(.*?)```", SECTIONS[recipe.section], re.DOTALL)[0]
     lines = [shlex.split(line) for line in block.splitlines()]
-    assert all(line[0] == "streamspec" for line in lines)
-    return [line[1:] for line in lines]
+    assert {line[0] for line in lines} <= {"streamspec", "hf"}  # what the hub's client downloads is there
+    return [line[1:] for line in lines if line[0] == "streamspec"]
 
 
 def write_model(folder: Path, recipe: Recipe) -> Any:
