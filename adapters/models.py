@@ -131,11 +131,13 @@ def on_device(run: Run, model: PreTrainedModel) -> PreTrainedModel:
     if not sharding.asked():
         return model
     decoder, drafter = HFDecoder(model), run.config.drafter.model
-    count = len(decoder.layers) if drafter is None else drafter_class(run.config).read_states(run, decoder)[-1]
-    if run.lower_layers is None and count:
-        sharding.divide(model.get_submodule(decoder.family.stack), decoder.layers[:count], run.device)
+    lowest = len(decoder.layers) - 1 if drafter is None else drafter_class(run.config).lowest_layer(run, decoder)
+    if not lowest:
+        say("each process holds all weights: the drafter reads those of every layer")
+    elif run.lower_layers is None:
+        sharding.divide(model.get_submodule(decoder.family.stack), decoder.layers[:lowest], run.device)
         return_memory()
-        say(f"{processes.count()} processes share the weights of the first {count} of {len(decoder.layers)} layers")
+        say(f"{processes.count()} processes share the weights of the first {lowest} of {len(decoder.layers)} layers")
     return model.to(run.device)
 
 

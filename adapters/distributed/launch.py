@@ -28,11 +28,11 @@ START = "start them with torchrun or accelerate launch"
 def check_launch(environment: Mapping[str, str] = os.environ) -> None:
     """Raises ConfigError for processes that would not train together, and for ways of training that are not done."""
     for name, (what, why) in REFUSED.items():
-        if environment.get(name, "").lower() not in OFF:
+        if _on(environment, name):
             raise ConfigError(
                 f"{what} ({name})",
                 f"a whole base on each device: {why}",
-                "launch with --multi_gpu alone; --base-bits 4 for a base that does not fit",
+                "launch with --multi_gpu alone; a base that does not fit: --use_fsdp --fsdp_version 2",
             )
     check_fsdp(environment)
     precision = environment.get("ACCELERATE_MIXED_PRECISION", "no").lower() or "no"
@@ -46,7 +46,11 @@ def check_launch(environment: Mapping[str, str] = os.environ) -> None:
 
 def divides(environment: Mapping[str, str] = os.environ) -> bool:
     """Tells whether the launch asks for FSDP."""
-    return environment.get(FSDP, "").lower() not in OFF
+    return _on(environment, FSDP)
+
+
+def _on(environment: Mapping[str, str], name: str) -> bool:
+    return environment.get(name, "").lower() not in OFF
 
 
 def check_fsdp(environment: Mapping[str, str]) -> None:
@@ -55,7 +59,7 @@ def check_fsdp(environment: Mapping[str, str]) -> None:
         return
     if (number := environment.get(FSDP_VERSION, "1")) != "2":
         raise ConfigError(f"FSDP {number} ({FSDP_VERSION})", "FSDP 2", "launch with --fsdp_version 2")
-    if environment.get(FSDP_OFFLOAD, "").lower() not in OFF:
+    if _on(environment, FSDP_OFFLOAD):
         raise ConfigError(f"FSDP with weights on the host ({FSDP_OFFLOAD})", "on the devices", "launch without it")
     if tuple(map(int, version("torch").split(".")[:2])) < TORCH:
         found, least = f"FSDP 2 with torch {version('torch')}", ".".join(map(str, TORCH))

@@ -37,7 +37,8 @@ def meet_after(turn: Callable[[], object] | None) -> None:
 
 
 def meet() -> None:
-    """Called before values are exchanged."""
+    """Waits until the others are at an exchange of values, too. Whatever sends values calls it first, but for what all
+    processes do after equal work, as a step's gradients."""
     if _before_exchange is not None:
         _before_exchange()
 

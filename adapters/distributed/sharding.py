@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 from weakref import ref
 
 import torch
@@ -22,19 +23,22 @@ from torch.distributed.tensor import DTensor
 from streamspec.adapters.distributed import processes
 from streamspec.adapters.distributed.launch import FSDP, divides
 
-_asked = False
+_groups: tuple[Any, Any] | None = None  # of processes that divide weights: to gather them, and to count passes
 
 
 @contextmanager
 def as_launched() -> Iterator[None]:
     """Divides targets in the block where the launch asks for FSDP. transformers, which would read weights on the first
     process alone, and accelerate see nothing of it."""
-    global _asked
-    _asked, value = divides() and processes.count() > 1, os.environ.pop(FSDP, None)
+    global _groups
+    if divides() and processes.count() > 1:  # beside DDP's group: each has an order of its own
+        _groups = dist.new_group(timeout=processes.WAIT), dist.new_group(timeout=processes.WAIT, backend="gloo")
+    value = os.environ.pop(FSDP, None)
     try:
         yield
+        processes.meet()  # others may still pass
     finally:
-        _asked = False
+        _groups = None
         processes.meet_after(None)
         if value is not None:
             os.environ[FSDP] = value
@@ -42,7 +46,7 @@ def as_launched() -> Iterator[None]:
 
 def asked() -> bool:
     """Tells whether targets are to be divided."""
-    return _asked
+    return _groups is not None
 
 
 def is_part(parameter: Tensor) -> bool:
@@ -54,10 +58,13 @@ def divide(body: nn.Module, layers: Sequence[nn.Module], device: torch.device) -
     """Divides the frozen weights of `layers` among the processes, moving them to `device`; what learns in them, such as
     a LoRA, stays whole. `body`: what is called once in each pass through all of them.
     """
-    mesh = DeviceMesh.from_group(dist.new_group(), device.type)  # beside DDP's group: each has an order of its own
+    assert _groups is not None
+    mesh = DeviceMesh.from_group(_groups[0], device.type)
     for layer in layers:
         learned = {parameter for parameter in layer.parameters() if parameter.requires_grad}
         fully_shard(layer, mesh=mesh, reshard_after_forward=True, ignored_params=learned)
+    whole = {parameter for parameter in body.parameters() if not is_part(parameter)}
+    fully_shard(body, mesh=mesh, reshard_after_forward=True, ignored_params=whole)  # one root: one pool of memory
     processes.meet_after(_Passes(body).follow)
 
 
@@ -90,6 +97,7 @@ class _Passes:
 
 def _count(passing: int) -> int:
     """Counts the processes that are about to pass."""
+    assert _groups is not None
     number = torch.tensor(passing)
-    dist.all_reduce(number)
+    dist.all_reduce(number, group=_groups[1])
     return int(number)

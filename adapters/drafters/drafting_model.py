@@ -177,7 +177,7 @@ class TargetModel(nn.Module):
         """Gives up the weights of the layers below `needed`, which the main pass alone reads; returns their bytes."""
         freed = 0
         for parameter in self.decoder.layers[: self.needed].parameters():
-            if is_part(parameter):  # small as it is, and FSDP's own
+            if is_part(parameter):  # it is FSDP's own
                 continue
             freed += parameter.nbytes
             parameter.data = parameter.data.new_empty(0)

@@ -181,15 +181,19 @@ def recurrent_state(module: Any, hidden: Tensor, mask: Tensor, cache: Any, index
 
 @contextmanager
 def watched_states(module: Any, family: Family) -> Iterator[list[tuple[Tensor, Tensor]]]:
-    """What the rule of a `module` keeps of the rows [B, T, ..] of each pass while the block runs, filled at its end."""
+    """What the rule of a `module` keeps of the rows [B, T, ..] of each pass while the block runs."""
     rule, kept, found = rule_of(module, family), list[tuple[Tensor, Tensor]](), list[Tensor]()
+
+    def keep(*_: Any) -> None:
+        inputs, _, decay, step = rule.parts(found)  # here, where weights that are divided among processes are gathered
+        kept.append(rule.kept(inputs, decay, step))
+        found.clear()
+
     with ExitStack() as hooks:
         for part in rule.maps:
             hooks.enter_context(part.register_forward_hook(lambda _, args, mapped: found.append(mapped)))
+        hooks.enter_context(module.register_forward_hook(keep))
         yield kept
-    for at in range(0, len(found), len(rule.maps)):
-        inputs, _, decay, step = rule.parts(found[at : at + len(rule.maps)])
-        kept.append(rule.kept(inputs, decay, step))
 
 
 def restore_multipliers(module: Any, multipliers: Sequence[float]) -> None:
